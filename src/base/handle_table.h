@@ -1,0 +1,91 @@
+// Handles are values: type, generation and index of an entry that holds the object. Nothing the caller passes is ever
+// dereferenced.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace fwdmeta {
+
+// `Ref` owns its object and is empty when default-constructed.
+template <class Ref, uint64_t kType>
+class HandleTable {
+ public:
+  // Makes room for `count` more objects, so that later Insert calls do not allocate. May throw std::bad_alloc.
+  void Reserve(size_t count) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    entries_.reserve(reserved_ + count);
+    free_.reserve(reserved_ + count);
+    reserved_ += count;
+  }
+
+  void Unreserve(size_t count) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    reserved_ -= count;
+  }
+
+  // Returns 0 when the table is full.
+  uint64_t Insert(Ref object) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    uint64_t index;
+    if (!free_.empty()) {
+      index = free_.back();
+      free_.pop_back();
+    } else {
+      index = entries_.size();
+      if (index > kIndexMask) return 0;
+      entries_.push_back({});
+    }
+    Entry& entry = entries_[index];
+    entry.object = std::move(object);
+    return kType << kTypeShift | (entry.generation & kGenerationMask) << kGenerationShift | index;
+  }
+
+  // Empty for every value that is not a live handle of this type.
+  Ref Find(uint64_t handle) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Entry* entry = Locate(handle);
+    return entry != nullptr ? entry->object : Ref();
+  }
+
+  // Ends the handle and hands out what it held; empty when there was none.
+  Ref Remove(uint64_t handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Entry* entry = const_cast<Entry*>(Locate(handle));
+    if (entry == nullptr) return Ref();
+    Ref object = std::move(entry->object);
+    entry->object = Ref();
+    ++entry->generation;
+    free_.push_back(handle & kIndexMask);
+    return object;
+  }
+
+ private:
+  static constexpr int kTypeShift = 60;
+  static constexpr int kGenerationShift = 20;
+  static constexpr uint64_t kIndexMask = (uint64_t{1} << kGenerationShift) - 1;
+  static constexpr uint64_t kGenerationMask = (uint64_t{1} << (kTypeShift - kGenerationShift)) - 1;
+  static_assert(kType != 0 && kType < 16, "the type tells handles from the null handle");
+
+  struct Entry {
+    uint64_t generation = 1;
+    Ref object;
+  };
+
+  const Entry* Locate(uint64_t handle) const {
+    const uint64_t index = handle & kIndexMask;
+    if (handle >> kTypeShift != kType || index >= entries_.size()) return nullptr;
+    const Entry& entry = entries_[index];
+    const uint64_t generation = handle >> kGenerationShift & kGenerationMask;
+    if ((entry.generation & kGenerationMask) != generation || !entry.object) return nullptr;
+    return &entry;
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<Entry> entries_;
+  std::vector<uint64_t> free_;
+  size_t reserved_ = 0;
+};
+
+}  // namespace fwdmeta

@@ -1,0 +1,85 @@
+#include "base/log.h"
+
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+namespace fwdmeta {
+namespace {
+
+spdlog::level::level_enum ToSpdlog(fwdmeta_log_level_t level) {
+  constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::trace, spdlog::level::debug, spdlog::level::info,
+                                                   spdlog::level::warn,  spdlog::level::err,   spdlog::level::off};
+  return kLevels[level];
+}
+
+fwdmeta_log_level_t LevelOfEnvironment() {
+  constexpr const char* kNames[] = {"trace", "debug", "info", "warn", "error", "off"};
+  const char* value = std::getenv("FWDMETA_LOG_LEVEL");
+  for (int level = 0; value != nullptr && level <= FWDMETA_LOG_OFF; ++level) {
+    if (std::string(value) == kNames[level]) return level;
+  }
+  return FWDMETA_LOG_WARN;
+}
+
+// Never destroyed, so that records of the library's last moments still have a logger.
+struct State {
+  State() : level(LevelOfEnvironment()) {
+    logger = std::make_shared<spdlog::logger>("fwdmeta", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    logger->set_level(spdlog::level::trace);
+    logger->set_pattern("[%Y-%m-%d %H:%M:%S.%e] [fwdmeta] [%l] %v");
+    logger->set_error_handler([](const std::string&) {});
+  }
+  std::atomic<fwdmeta_log_level_t> level;
+  std::shared_ptr<spdlog::logger> logger;
+  std::mutex mutex;  // guards the pair below
+  fwdmeta_log_callback_t callback = nullptr;
+  void* user = nullptr;
+};
+
+State& TheState() {
+  static State* state = new State;
+  return *state;
+}
+
+}  // namespace
+
+void Log(fwdmeta_log_level_t level, const char* format, ...) {
+  State& state = TheState();
+  if (level < state.level.load(std::memory_order_relaxed)) return;
+  char message[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(message, sizeof(message), format, arguments);
+  va_end(arguments);
+  fwdmeta_log_callback_t callback;
+  void* user;
+  {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    callback = state.callback;
+    user = state.user;
+  }
+  if (callback != nullptr) {
+    callback(level, message, user);
+  } else {
+    state.logger->log(ToSpdlog(level), spdlog::string_view_t(message));
+  }
+}
+
+void SetLogLevel(fwdmeta_log_level_t level) { TheState().level.store(level, std::memory_order_relaxed); }
+
+void SetLogCallback(fwdmeta_log_callback_t callback, void* user) {
+  State& state = TheState();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.callback = callback;
+  state.user = user;
+}
+
+}  // namespace fwdmeta

@@ -1,0 +1,101 @@
+// What a builder asks of a backend. One thread at a time issues Build, Advance, Reset and the reader calls.
+#pragma once
+
+#include <memory>
+
+#include "build/inputs.h"
+#include "build/mirror.h"
+#include "build/summary.h"
+#include "plan/fields.h"
+
+namespace fwdmeta {
+
+// The sizes that creation asks of each allocator.
+struct ArenaBytes {
+  int64_t device, pinned, host;
+};
+
+// One build, validated as far as the host can.
+struct BuildRequest {
+  Inputs inputs;
+  fwdmeta_memory_kind_t memory_kind;
+  const Summary* summary;  // host lengths: what they say; null for device lengths
+  int32_t generation;
+  bool captured;
+  int64_t step;  // 0 for a captured build
+  fwdmeta_stream_t stream;
+};
+
+struct AdvanceRequest {
+  int32_t batch_size;
+  int32_t *encoder, *decoder, *this_time;
+  const int32_t* num_rejected;
+  const uint8_t* stop;
+  const int32_t* prompt_lens;
+  int32_t tokens_per_step;  // 1 + k, saturated
+  fwdmeta_stream_t stream;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual fwdmeta_backend_t kind() const = 0;
+  virtual int32_t device() const = 0;  // -1: host
+  virtual int64_t single_launch_slots() const = 0;
+  virtual int32_t* advance_counts() const = 0;
+  const ArenaBytes& bytes() const { return bytes_; }
+  const Outputs& outputs(int32_t generation) const { return outputs_[generation]; }
+  // `depth` entries, and what captured builds and advances publish to.
+  MirrorEntry* ring() const { return ring_; }
+  MirrorTail* tail() const { return tail_; }
+
+  // Whether work given to the stream is being captured.
+  virtual Status IsCapturing(fwdmeta_stream_t stream, bool* capturing) = 0;
+  // Makes the graph under capture hold `owner` for as long as it, or anything instantiated from it, lives.
+  virtual Status HoldByCapture(fwdmeta_stream_t stream, std::shared_ptr<void> owner) = 0;
+
+  virtual Status Build(const BuildRequest& request) = 0;
+  virtual Status Advance(const AdvanceRequest& request) = 0;
+  virtual Status Reset(fwdmeta_stream_t stream) = 0;
+
+  virtual Status ReaderBegin(int32_t generation, fwdmeta_stream_t build_stream, fwdmeta_stream_t reader) = 0;
+  virtual Status ReaderEnd(int32_t generation, fwdmeta_stream_t reader) = 0;
+  // Readers that have begun and not ended, and those that the next build of the set will wait for.
+  virtual int32_t open_readers(int32_t generation) const = 0;
+  virtual int32_t pending_readers(int32_t generation) const = 0;
+
+  // For dumps: the stream's work done, then device bytes to the host.
+  virtual Status Synchronize(fwdmeta_stream_t stream) = 0;
+  virtual Status CopyToHost(const void* source, int64_t bytes, void* target) = 0;
+
+  // Called once, when the builder's handle ends: notes the work recorded so far, without waiting.
+  virtual void NoteEnd(fwdmeta_stream_t last_stream, bool any_work) = 0;
+
+ protected:
+  ArenaBytes bytes_ = {};
+  Outputs outputs_[64] = {};
+  MirrorEntry* ring_ = nullptr;
+  MirrorTail* tail_ = nullptr;
+};
+
+// Deleters give the memory back after the recorded work, without blocking the caller.
+using BackendPtr = std::unique_ptr<Backend, void (*)(Backend*)>;
+
+constexpr int64_t kHostBackendSms = 132;  // of an H200, so that its tuning runs can be reproduced anywhere
+
+ArenaBytes HostArenaBytes(const Config& config, const Plan& plan);
+Status CreateHostBackend(const Config& config, const Plan& plan, BackendPtr* out);
+
+// With no CUDA compiler at build time these answer NO_DEVICE.
+bool CudaAvailable();
+ArenaBytes CudaArenaBytes(const Config& config, const Plan& plan);
+// Resolves config->device and config->num_sms; *plan is made from them.
+Status CreateCudaBackend(Config* config, Plan* plan, BackendPtr* out);
+
+// The common size of the mirror's part of an arena.
+inline int64_t MirrorBytes(const Config& config) {
+  return static_cast<int64_t>(sizeof(MirrorEntry)) * config.depth + static_cast<int64_t>(sizeof(MirrorTail));
+}
+
+}  // namespace fwdmeta

@@ -1,0 +1,14 @@
+// What stands in for the CUDA backend in a library that was built without nvcc.
+#include "build/backend.h"
+
+namespace fwdmeta {
+
+bool CudaAvailable() { return false; }
+
+ArenaBytes CudaArenaBytes(const Config& config, const Plan& plan) { return HostArenaBytes(config, plan); }
+
+Status CreateCudaBackend(Config*, Plan*, BackendPtr*) {
+  return Fail(FWDMETA_NO_DEVICE, "this library was built without the CUDA backend");
+}
+
+}  // namespace fwdmeta

@@ -1,0 +1,64 @@
+// ForwardMeta: the view of one step, with the engine's flags and tensors.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "base/handle_table.h"
+#include "meta/tensors.h"
+
+namespace fwdmeta {
+
+class Builder;
+
+class Meta {
+ public:
+  Meta();
+
+  // Takes the object into use for a new step.
+  void Begin(Builder* builder, int32_t generation, int64_t step, fwdmeta_stream_t stream);
+
+  Status Get(const char* name, fwdmeta_tensor_t* out) const;
+  Status GetField(fwdmeta_field_t field, int32_t group, fwdmeta_tensor_t* out) const;
+  Status SetTensor(const char* name, const fwdmeta_tensor_t* tensor);
+  Status Wait(fwdmeta_wait_flags_t flags, int64_t timeout_us, fwdmeta_counts_t* out) const;
+  Status GetAttr(fwdmeta_attr_t attr, int64_t* out) const;
+  Status SetAttr(fwdmeta_attr_t attr, int64_t value);
+  Status SetAttnBackend(const char* name, void* backend);
+  Status GetAttnBackend(const char** name, void** backend) const;
+  Status ReaderBegin(fwdmeta_stream_t stream) const;
+  Status ReaderEnd(fwdmeta_stream_t stream) const;
+  Status Dump(fwdmeta_dump_format_t format, fwdmeta_write_callback_t write, void* user) const;
+
+  bool captured() const { return step_ == 0; }
+
+ private:
+  Status GetDerived(fwdmeta_attr_t attr, int64_t* out) const;
+
+  Builder* builder_ = nullptr;  // kept alive by the handle
+  int32_t generation_ = 0;
+  int64_t step_ = 0;  // 0: of a captured build
+  fwdmeta_stream_t stream_ = nullptr;
+  mutable std::mutex mutex_;  // guards what follows
+  int64_t attrs_[FWDMETA_ATTR_COUNT];
+  TensorTable tensors_;
+  bool has_attn_backend_ = false;
+  char attn_backend_name_[kLongestName + 1];
+  void* attn_backend_ = nullptr;
+};
+
+// What a meta's handle owns: the object, and the builder whose memory it views.
+struct MetaRef {
+  std::shared_ptr<Meta> meta;
+  std::shared_ptr<Builder> builder;
+  explicit operator bool() const { return meta != nullptr; }
+  Meta* operator->() const { return meta.get(); }
+};
+
+HandleTable<MetaRef, 2>& Metas();
+Status FindMeta(fwdmeta_meta_t handle, MetaRef* out);
+
+// The built field that a name stands for, "slot_mapping[3]" included; false: none.
+bool ParseFieldName(const char* name, int32_t* field, int32_t* group);
+
+}  // namespace fwdmeta
