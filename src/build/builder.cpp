@@ -50,24 +50,18 @@ Status Poll(int64_t timeout_us, const char* what, int64_t number, Ready ready) {
 
 struct EntryCopy {
   CountsBlock block;
-  int32_t num_invalid_slots = 0, num_invalid_ids = 0, warnings = 0;
+  InvalidWords invalid;
   bool final = false;
 };
 
 // Copies an entry that vouches for `number`; the caller checks afterwards that nothing has overwritten it meanwhile.
 bool CopyEntry(const MirrorEntry& entry, int64_t number, bool need_final, EntryCopy* out) {
   if (LoadStamp(&entry.stamp) != number) return false;
-  out->final = LoadStamp(&entry.final_stamp) == number;
+  out->final = IsFinal(entry, number, &out->invalid);
   if (need_final && !out->final) return false;
-  const volatile MirrorEntry& shared = entry;
-  const volatile int32_t* words = reinterpret_cast<const volatile int32_t*>(&shared.block);
+  const volatile int32_t* words = reinterpret_cast<const volatile int32_t*>(&entry.block);
   int32_t* copy = reinterpret_cast<int32_t*>(&out->block);
   for (int32_t i = 0; i < kCountsWords; ++i) copy[i] = words[i];
-  if (out->final) {
-    out->num_invalid_slots = shared.num_invalid_slots;
-    out->num_invalid_ids = shared.num_invalid_ids;
-    out->warnings = shared.warnings;
-  }
   std::atomic_thread_fence(std::memory_order_acquire);
   return true;
 }
@@ -83,9 +77,13 @@ Status Deliver(const EntryCopy& entry, int64_t number, fwdmeta_counts_t* out) {
     counts.error_value = entry.block.error_value;
     counts.error_limit = entry.block.error_limit;
     std::memcpy(&counts.batch_size, entry.block.counts, sizeof(entry.block.counts));
-    counts.num_invalid_slots = entry.num_invalid_slots;
-    counts.num_invalid_ids = entry.num_invalid_ids;
-    counts.warnings = entry.warnings;
+    if (entry.final) {
+      const uint32_t slots = static_cast<uint32_t>(entry.invalid.slots);
+      const uint32_t ids = static_cast<uint32_t>(entry.invalid.ids) & ~kClampedBit;
+      counts.num_invalid_slots = static_cast<int32_t>(slots);
+      counts.num_invalid_ids = static_cast<int32_t>(ids);
+      counts.warnings = WarningsOf(slots, ids, (entry.invalid.ids & kClampedBit) != 0);
+    }
     std::memcpy(counts.max_len, entry.block.max_len, sizeof(counts.max_len));
     counts.decoder_chunk_size = entry.block.decoder_chunk_size;
     counts.is_final = entry.final;
@@ -226,7 +224,7 @@ Status Builder::ReadBatch(const fwdmeta_batch_t& batch, Inputs* out) const {
 
 Status Builder::ChooseGeneration(int64_t asked, bool captured, int32_t* out) const {
   if (asked != FWDMETA_DEFAULT && (asked < 0 || asked >= config_.generations)) {
-    return Fail(FWDMETA_OUT_OF_RANGE, "generation is %lld, the builder has %d", (long long)asked, config_.generations);
+    return Fail(FWDMETA_INVALID_ARGUMENT, "generation is %lld, the builder has %d", (long long)asked, config_.generations);
   }
   if (captured) {
     *out = asked == FWDMETA_DEFAULT ? 0 : static_cast<int32_t>(asked);
@@ -267,7 +265,8 @@ Status Builder::ReleaseEntry(int64_t step, fwdmeta_build_flags_t flags) {
   const bool staged = staged_entries_[step % config_.depth];
   const auto released = [&](Status* status) {
     *status = FWDMETA_OK;
-    return LoadStamp(&entry.stamp) >= previous && LoadStamp(&entry.final_stamp) >= previous &&
+    InvalidWords invalid;
+    return LoadStamp(&entry.stamp) >= previous && IsFinal(entry, previous, &invalid) &&
            (!staged || LoadStamp(&entry.inputs_read) >= previous);
   };
   Status status;

@@ -28,13 +28,28 @@ struct CountsBlock {
 constexpr int32_t kCountsWords = sizeof(CountsBlock) / sizeof(int32_t);
 static_assert(sizeof(CountsBlock) == 4 * (kNumCounts + FWDMETA_MAX_LEN_COUNT + 1) + 16, "no holes");
 
+// The invalid counters come last and alone, as two words that each carry the low half of the step beside the number, so
+// that no fence stands at the end of a build. The top bit of the second number is the clamped-rejected warning.
+struct InvalidWords {
+  uint64_t slots, ids;
+};
+constexpr uint32_t kClampedBit = 1u << 31;
+
+FWDMETA_HD InvalidWords MakeInvalidWords(int64_t step, uint32_t slots, uint32_t ids, bool clamped) {
+  const uint64_t tag = static_cast<uint64_t>(static_cast<uint32_t>(step)) << 32;
+  return {tag | slots, tag | ids | (clamped ? kClampedBit : 0)};
+}
+FWDMETA_HD int32_t WarningsOf(uint32_t slots, uint32_t ids, bool clamped) {
+  return (slots > 0 ? FWDMETA_WARNING_INVALID_SLOTS : 0) | (ids > 0 ? FWDMETA_WARNING_INVALID_IDS : 0) |
+         (clamped ? FWDMETA_WARNING_REJECTED_CLAMPED : 0);
+}
+FWDMETA_HD uint32_t SaturateCount(uint64_t count) { return count > INT32_MAX ? INT32_MAX : static_cast<uint32_t>(count); }
+
 struct alignas(128) MirrorEntry {
   CountsBlock block;
-  int64_t stamp;        // the step whose counts these are; all but the invalid counters are good
-  int64_t final_stamp;  // the step whose three numbers below are good
-  int32_t num_invalid_slots, num_invalid_ids, warnings;
-  int32_t reserved;
-  int64_t inputs_read;  // the step of a host-length build whose staged lengths every thread block has read
+  int64_t stamp;         // the step whose counts these are; all but the invalid counters are good
+  InvalidWords invalid;  // good where both carry the step
+  int64_t inputs_read;   // the step of a host-length build whose staged lengths every thread block has read
 };
 
 struct AdvanceEntry {
@@ -49,6 +64,15 @@ struct MirrorTail {
   alignas(128) CountsBlock replay_view;
   alignas(128) AdvanceEntry advance[2];
 };
+
+static_assert(sizeof(CountsBlock) == 128, "one warp stores a block, and one cache line holds it");
+
+inline bool IsFinal(const MirrorEntry& entry, int64_t step, InvalidWords* out) {
+  out->slots = __atomic_load_n(&entry.invalid.slots, __ATOMIC_ACQUIRE);
+  out->ids = __atomic_load_n(&entry.invalid.ids, __ATOMIC_ACQUIRE);
+  const uint32_t tag = static_cast<uint32_t>(step);
+  return out->slots >> 32 == tag && out->ids >> 32 == tag;
+}
 
 inline int64_t LoadStamp(const int64_t* stamp) { return __atomic_load_n(stamp, __ATOMIC_ACQUIRE); }
 inline void StoreStamp(int64_t* stamp, int64_t value) { __atomic_store_n(stamp, value, __ATOMIC_RELEASE); }

@@ -153,7 +153,7 @@ Status StatusOfStep(const CountsBlock& block) {
   constexpr int32_t kInvalid = kSlotErrorBits | FWDMETA_ERROR_SUM_OVERFLOW;
   const Status status = (bits & kInvalid) != 0 ? FWDMETA_INVALID_BATCH : FWDMETA_CAPACITY_EXCEEDED;
   if ((bits & kSlotErrorBits) != 0) {
-    if (value < 0) return Fail(status, "slot %d: length %lld is negative (error bits %d)", slot, value, bits);
+    if (value < 0) return Fail(status, "slot %d: length %lld is below %lld (error bits %d)", slot, value, limit, bits);
     if ((bits & FWDMETA_ERROR_MODEL_LEN) == 0) {
       return Fail(status, "slot %d: seq_lens_encoder %lld differs from seq_lens_this_time %lld (error bits %d)", slot,
                   value, limit, bits);

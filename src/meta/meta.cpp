@@ -191,7 +191,7 @@ Status Meta::SetAttr(fwdmeta_attr_t attr, int64_t value) {
   const AttrRule& rule = kAttrRules[attr];
   if (rule.low > rule.high) return Fail(FWDMETA_INVALID_ARGUMENT, "attribute %d is read-only", attr);
   if (attr == FWDMETA_ATTR_FORWARD_MODE && value != 0 && value != FWDMETA_FORWARD_NATIVE) {
-    return Fail(value > 0 && value < FWDMETA_FORWARD_NATIVE ? FWDMETA_INVALID_ARGUMENT : FWDMETA_OUT_OF_RANGE,
+    return Fail(FWDMETA_OUT_OF_RANGE,
                 "forward_mode %lld cannot be set: only NATIVE (%d), or 0 for the derived mode", (long long)value,
                 FWDMETA_FORWARD_NATIVE);
   }

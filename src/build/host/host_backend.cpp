@@ -23,10 +23,8 @@ struct Extents {
 
 // The invalid counters of a step.
 struct Invalid {
-  int64_t slots = 0, ids = 0;
+  uint64_t slots = 0, ids = 0;
 };
-
-int32_t Saturate(int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX)); }
 
 // Fills [begin, end) of an array that may not be wanted.
 template <class T>
@@ -256,15 +254,19 @@ class HostBackend final : public Backend {
     Invalid invalid;
     StepWriter(plan_, request.inputs, summary, out, &extents_[request.generation]).Write(&invalid);
     CountsBlock& block = summary.block;
-    block.counts[kNumInvalidSlots] = Saturate(invalid.slots);
-    block.counts[kNumInvalidIds] = Saturate(invalid.ids);
-    if (block.counts[kError] == 0) {
-      block.counts[kWarnings] = (invalid.slots > 0 ? FWDMETA_WARNING_INVALID_SLOTS : 0) |
-                                (invalid.ids > 0 ? FWDMETA_WARNING_INVALID_IDS : 0) | pending_warnings_;
-      pending_warnings_ = 0;
-    }
+    const uint32_t bad_slots = SaturateCount(invalid.slots), bad_ids = SaturateCount(invalid.ids);
+    const bool good = block.counts[kError] == 0;
+    const bool clamped = good && pending_clamped_;
+    if (good) pending_clamped_ = false;
+    MirrorEntry& entry = ring_[request.step % config_.depth];
+    entry.block = block;
+    entry.invalid = MakeInvalidWords(request.step, bad_slots, bad_ids, clamped);
+    block.counts[kNumInvalidSlots] = static_cast<int32_t>(bad_slots);
+    block.counts[kNumInvalidIds] = static_cast<int32_t>(bad_ids);
+    block.counts[kWarnings] = WarningsOf(bad_slots, bad_ids, clamped);
     WriteScalars(out, block, request.step);
-    Publish(block, request.step);
+    entry.inputs_read = request.step;
+    StoreStamp(&entry.stamp, request.step);
     return FWDMETA_OK;
   }
 
@@ -278,7 +280,7 @@ class HostBackend final : public Backend {
       request.this_time[b] = next.this_time;
       stopped += next.stopped;
       limited += next.length_limited;
-      if (next.clamped) pending_warnings_ = FWDMETA_WARNING_REJECTED_CLAMPED;
+      if (next.clamped) pending_clamped_ = true;
     }
     advance_counts_[0] = stopped;
     advance_counts_[1] = limited;
@@ -338,22 +340,12 @@ class HostBackend final : public Backend {
     wide[2] = step;
   }
 
-  void Publish(const CountsBlock& block, int64_t step) {
-    MirrorEntry& entry = ring_[step % config_.depth];
-    entry.block = block;
-    entry.num_invalid_slots = block.counts[kNumInvalidSlots];
-    entry.num_invalid_ids = block.counts[kNumInvalidIds];
-    entry.warnings = block.counts[kWarnings];
-    StoreStamp(&entry.stamp, step);
-    StoreStamp(&entry.final_stamp, step);
-  }
-
   const Config config_;
   const Plan plan_;
   fwdmeta_allocator_t allocator_;
   unsigned char* arena_ = nullptr;
   Extents extents_[64];
-  int32_t pending_warnings_ = 0;
+  bool pending_clamped_ = false;  // an advance since the last good step has clamped a rejected count
   int64_t advances_ = 0;
   int32_t advance_counts_[2] = {};
 };

@@ -1,0 +1,331 @@
+// What every thread block of a build begins with: the lengths, their verdict, and sums over the block's slots.
+#pragma once
+
+#include "build/cuda/kernel_args.h"
+#include "build/cuda/warp.cuh"
+
+namespace fwdmeta {
+
+template <int kItems>
+struct BlockShared {
+  static constexpr int kSlots = kItems * kMaxThreads;
+  unsigned long long wide[32];           // one number per warp, for sums past 32 bits
+  int32_t found;
+  uint32_t partial[kNumQuantities][33];  // one number per warp, and a pad
+  uint32_t total[kNumQuantities];
+  uint32_t before[kNumQuantities];       // two launches: over the chunks before this block's
+  alignas(16) uint32_t prefix[2][kSlots + 4];  // exclusive prefix sums over the block's slots, then their total
+};
+
+enum class Reduction { kSum, kMax, kOr };
+
+__device__ __forceinline__ constexpr Reduction ReductionOf(int32_t quantity) {
+  if (quantity == kErrorBits) return Reduction::kOr;
+  return quantity >= kMaxThisTime && quantity <= kMaxCachedKv ? Reduction::kMax : Reduction::kSum;
+}
+
+// Rows of the per-warp numbers that no verdict uses, for a role's own scans and maxima.
+constexpr int32_t kScanRow = kMaxThisTime, kMaxRow = kScanRow + 3;
+
+__device__ __forceinline__ uint32_t WarpReduce(Reduction reduction, uint32_t value) {
+  return reduction == Reduction::kSum ? WarpSum(value) : reduction == Reduction::kMax ? WarpMax(value) : WarpOr(value);
+}
+
+// kItems consecutive slots per thread; kChunked: one of several chunks of slots, whose sums a first launch has left.
+template <int kItems, bool kChunked>
+class SlotBlock {
+ public:
+  // Two launches: each chunk's sums of numbers up to 2^31 are kept as 20 low bits and the rest, so that 128 of each
+  // half fit in 32 bits. In one launch a block adds 16-bit halves of up to 4096 numbers.
+  static constexpr uint32_t kLowBits = kChunked ? 20 : 16;
+
+  __device__ SlotBlock(const BuildArgs& args, BlockShared<kItems>& shared, int32_t chunk)
+      : args_(args), shared_(shared), chunk_(chunk), block_first_(kChunked ? chunk * kChunkSlots : 0) {
+    first_slot_ = block_first_ + static_cast<int32_t>(threadIdx.x) * kItems;
+  }
+
+  __device__ void Load() {
+    const int32_t batch_size = args_.inputs.batch_size;
+    int32_t encoder[kItems], decoder[kItems], this_time[kItems];
+    bool loaded = false;
+    if constexpr (kItems == 4) {
+      if (args_.vector_loads && first_slot_ + 4 <= batch_size) {
+        LoadFour(args_.inputs.encoder, encoder);
+        LoadFour(args_.inputs.decoder, decoder);
+        LoadFour(args_.inputs.this_time, this_time);
+        loaded = true;
+      }
+    }
+    if (!loaded) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        const int32_t b = first_slot_ + i;
+        const bool inside = b < batch_size;
+        encoder[i] = inside ? args_.inputs.encoder[b] : 0;
+        decoder[i] = inside ? args_.inputs.decoder[b] : 0;
+        this_time[i] = inside ? args_.inputs.this_time[b] : 0;
+      }
+    }
+    errors_ = 0;
+    max_decoder_ = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int32_t bits = SlotErrors(encoder[i], decoder[i], this_time[i], args_.plan.max_model_len);
+      errors_ |= bits;
+      slot[i] = MakeSlot(encoder[i], decoder[i], this_time[i], bits);
+      max_decoder_ = max(max_decoder_, decoder[i]);
+    }
+  }
+
+  // Per-warp numbers, to be read after a barrier.
+  __device__ void PutErrors() { Put(kErrorBits, WarpOr(errors_)); }
+  __device__ void PutSum(int32_t row, uint32_t value) { Put(row, WarpSum(value)); }
+  __device__ void PutMax(int32_t row, uint32_t value) { Put(row, WarpMax(value)); }
+  // Returns the inclusive sum up to this thread within its warp.
+  __device__ uint32_t PutScan(int32_t row, uint32_t value) {
+    const uint32_t inclusive = WarpInclusiveScan(value);
+    if (LaneId() == 31) shared_.partial[row][WarpId()] = inclusive;
+    return inclusive;
+  }
+  __device__ uint32_t Sum(int32_t row) const { return WarpSum(PartialOfLane(row)); }
+  __device__ uint32_t Max(int32_t row) const { return WarpMax(PartialOfLane(row)); }
+  __device__ uint32_t SumOfWarpsBefore(int32_t row) const {
+    return WarpSum(LaneId() < WarpId() ? shared_.partial[row][LaneId()] : 0);
+  }
+
+  // What the verdict needs, in one launch: error bits, and the sums that may pass their limits.
+  __device__ void PutVerdict() {
+    if constexpr (!kChunked) {
+      PutErrors();
+      uint32_t tokens = 0, tokens_high = 0, kv = 0, kv_high = 0;
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        AddHalves(slot[i].this_time, &tokens, &tokens_high);
+        AddHalves(slot[i].kv(), &kv, &kv_high);
+      }
+      PutSum(kSumTokensLow, tokens);
+      if (args_.wide_sums) PutSum(kSumTokensHigh, tokens_high);
+      if (args_.check_kv) PutSum(kSumKvLow, kv);
+      if (args_.check_kv && args_.wide_sums) PutSum(kSumKvHigh, kv_high);
+    }
+  }
+
+  // Whether the step is good, the same in every thread of every block.
+  __device__ bool Good() const {
+    uint32_t bits;
+    int64_t tokens, kv_tokens = 0;
+    if (!kChunked && !args_.wide_sums && !args_.check_kv) {
+      bits = WarpOr(PartialOfLane(kErrorBits));
+      return bits == 0 && Sum(kSumTokensLow) <= static_cast<uint32_t>(args_.token_limit);
+    }
+    if constexpr (kChunked) {
+      bits = shared_.total[kErrorBits];
+      tokens = Join(shared_.total[kSumTokensLow], shared_.total[kSumTokensHigh]);
+      kv_tokens = Join(shared_.total[kSumKvLow], shared_.total[kSumKvHigh]);
+    } else {
+      bits = WarpOr(PartialOfLane(kErrorBits));
+      tokens = SumOfHalves(kSumTokensLow, kSumTokensHigh);
+      if (args_.check_kv) kv_tokens = SumOfHalves(kSumKvLow, kSumKvHigh);
+    }
+    return GoodSums(bits, tokens, kv_tokens);
+  }
+  __device__ bool GoodSums(uint32_t bits, int64_t tokens, int64_t kv_tokens) const {
+    return bits == 0 && tokens <= args_.token_limit && kv_tokens <= args_.plan.max_num_kv_tokens && kv_tokens <= INT32_MAX;
+  }
+  __device__ static int64_t Join(uint32_t low, uint32_t high) {
+    return (static_cast<int64_t>(high) << kLowBits) + low;
+  }
+
+  // Two launches: sums over all chunks and over those before this one. A barrier follows inside.
+  __device__ void LoadChunkSums() {
+    for (int32_t quantity = WarpId(); quantity < kNumQuantities; quantity += blockDim.x / 32) {
+      const Reduction reduction = ReductionOf(quantity);
+      const int32_t chunk = static_cast<int32_t>(LaneId()) * 4;
+      const uint4 four = *reinterpret_cast<const uint4*>(&args_.chunks->value[quantity][chunk]);
+      const uint32_t values[4] = {four.x, four.y, four.z, four.w};
+      uint32_t all = 0, before = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t value = chunk + i < args_.num_chunks ? values[i] : 0;
+        all = reduction == Reduction::kSum ? all + value : reduction == Reduction::kMax ? max(all, value) : all | value;
+        if (chunk + i < chunk_) before += value;
+      }
+      all = WarpReduce(reduction, all);
+      before = WarpSum(before);
+      if (LaneId() == 0) {
+        shared_.total[quantity] = all;
+        shared_.before[quantity] = before;
+      }
+    }
+    __syncthreads();
+  }
+
+  // The chunk that cuts this step's decode tiles. The search has a barrier inside in one launch.
+  __device__ MlaChunk ChooseMlaChunk(uint32_t* best_candidate) {
+    *best_candidate = 0;
+    if (args_.plan.mla == 0) return {args_.plan.block, 0, 0};
+    if (!SearchesMlaChunk(args_.plan, args_.inputs.batch_size)) {
+      return MakeMlaChunk(args_.plan, args_.inputs.batch_size, 0);
+    }
+    if constexpr (!kChunked) {
+      PutCandidates();
+      __syncthreads();
+    }
+    MlaSearch search;
+#pragma unroll
+    for (int i = 1; i <= kMlaSearchSteps; ++i) {
+      const int32_t row = kSumCandidates + i - 1;
+      search.Consider(i, kChunked ? shared_.total[row] : Sum(row), args_.plan.num_sms);
+    }
+    *best_candidate = search.best;
+    return MakeMlaChunk(args_.plan, args_.inputs.batch_size, search.best);
+  }
+  __device__ void PutCandidates() {
+#pragma unroll
+    for (int i = 1; i <= kMlaSearchSteps; ++i) {
+      uint32_t tiles = 0;
+#pragma unroll
+      for (int k = 0; k < kItems; ++k) tiles += MlaTiles(slot[k], args_.plan.block, i);
+      PutSum(kSumCandidates + i - 1, tiles);
+    }
+  }
+
+  // Stores one number for each of this thread's slots that is below `limit`.
+  __device__ void StorePerSlot(int32_t* array, const int32_t (&values)[kItems], int32_t limit) const {
+    if (array == nullptr) return;
+    if constexpr (kItems == 4) {
+      if (first_slot_ + 4 <= limit) {
+        *reinterpret_cast<int4*>(array + first_slot_) = make_int4(values[0], values[1], values[2], values[3]);
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (first_slot_ + i < limit) array[first_slot_ + i] = values[i];
+    }
+  }
+
+  __device__ int32_t first_slot() const { return first_slot_; }
+  __device__ int32_t block_first() const { return block_first_; }
+  // Slots of the batch that this block holds.
+  __device__ int32_t num_slots() const {
+    const int32_t rest = args_.inputs.batch_size - block_first_;
+    return kChunked ? min(rest, kChunkSlots) : rest;
+  }
+  __device__ uint32_t errors() const { return errors_; }
+  __device__ int32_t max_decoder() const { return max_decoder_; }
+  // An error step counts as one with no live slot.
+  __device__ void Clear() {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) slot[i] = {0, 0, 0};
+  }
+
+  Slot slot[kItems];
+
+ private:
+  __device__ void LoadFour(const int32_t* from, int32_t (&to)[kItems]) const {
+    const int4 four = *reinterpret_cast<const int4*>(from + first_slot_);
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+  }
+
+  __device__ void Put(int32_t row, uint32_t warp_value) {
+    if (LaneId() == 0) shared_.partial[row][WarpId()] = warp_value;
+  }
+  __device__ uint32_t PartialOfLane(int32_t row) const {
+    return LaneId() < blockDim.x / 32 ? shared_.partial[row][LaneId()] : 0;
+  }
+  __device__ void AddHalves(int32_t value, uint32_t* low, uint32_t* high) const {
+    if (args_.wide_sums) {
+      *low += static_cast<uint32_t>(value) & 0xffffu;
+      *high += static_cast<uint32_t>(value) >> 16;
+    } else {
+      *low += static_cast<uint32_t>(value);
+    }
+  }
+  __device__ int64_t SumOfHalves(int32_t low_row, int32_t high_row) const {
+    const uint32_t low = Sum(low_row);
+    return args_.wide_sums ? Join(low, Sum(high_row)) : low;
+  }
+
+  const BuildArgs& args_;
+  BlockShared<kItems>& shared_;
+  const int32_t chunk_, block_first_;
+  int32_t first_slot_;
+  uint32_t errors_;
+  int32_t max_decoder_;
+};
+
+// Everything that the counts are made of, per warp: the counts role in one launch, the first of two launches.
+template <int kItems, bool kChunked>
+__device__ void PutAllQuantities(const BuildArgs& args, SlotBlock<kItems, kChunked>& block) {
+  uint32_t attn_kv = 0, rows = 0, live = 0, prefill = 0, tiles[kNumMappings] = {};
+  int32_t max_this_time = 0, max_encoder = 0, max_kv = 0, max_decode_decoder = 0, max_cached_kv = 0;
+  uint32_t tokens_low = 0, tokens_high = 0, kv_low = 0, kv_high = 0;
+  const bool search = args.plan.mla != 0 && SearchesMlaChunk(args.plan, args.inputs.batch_size);
+  const MlaChunk chunk = MakeMlaChunk(args.plan, args.inputs.batch_size, 0);
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const Slot& slot = block.slot[i];
+    attn_kv += slot.attn_kv();
+    rows += slot.output_rows();
+    live += slot.live();
+    prefill += slot.prefill();
+    tokens_low += slot.this_time & 0xffff;
+    tokens_high += slot.this_time >> 16;
+    kv_low += slot.kv() & 0xffff;
+    kv_high += slot.kv() >> 16;
+    if (!search) tiles[kDecoder] += DecoderTiles(args.plan, slot, chunk);
+    tiles[kEncoder] += EncoderTiles(args.plan, slot);
+    tiles[kKv] += KvTiles(args.plan, slot);
+    tiles[kPreCache] += PreCacheTiles(args.plan, slot);
+    max_this_time = max(max_this_time, slot.this_time);
+    max_encoder = max(max_encoder, slot.encoder);
+    max_kv = max(max_kv, slot.kv());
+    if (slot.decode()) max_decode_decoder = max(max_decode_decoder, slot.decoder);
+    if (slot.decoder > 0) max_cached_kv = max(max_cached_kv, slot.kv());
+  }
+  block.PutSum(kSumAttnKv, attn_kv);
+  block.PutSum(kSumRows, rows);
+  block.PutSum(kSumLive, live);
+  block.PutSum(kSumPrefill, prefill);
+  block.PutSum(kSumEncoderTiles, tiles[kEncoder]);
+  block.PutSum(kSumKvTiles, tiles[kKv]);
+  block.PutSum(kSumPreCacheTiles, tiles[kPreCache]);
+  if (search) {
+    block.PutCandidates();
+  } else {
+    block.PutSum(kSumDecoderTiles, tiles[kDecoder]);
+  }
+  block.PutMax(kMaxThisTime, max_this_time);
+  block.PutMax(kMaxEncoder, max_encoder);
+  block.PutMax(kMaxDecoder, block.max_decoder());
+  block.PutMax(kMaxKv, max_kv);
+  block.PutMax(kMaxDecodeDecoder, max_decode_decoder);
+  block.PutMax(kMaxCachedKv, max_cached_kv);
+  block.PutSum(kSumTokensLow, tokens_low);
+  block.PutSum(kSumTokensHigh, tokens_high);
+  block.PutSum(kSumKvLow, kv_low);
+  block.PutSum(kSumKvHigh, kv_high);
+  block.PutErrors();
+}
+
+// One quantity's total over the block's warps, by one thread each: rows are padded, so lanes with different rows read
+// different banks.
+template <int kItems>
+__device__ uint32_t TotalOfRow(const BlockShared<kItems>& shared, int32_t row) {
+  const uint32_t warps = blockDim.x / 32;
+  uint32_t sum = 0, most = 0, bits = 0;
+  for (uint32_t warp = 0; warp < warps; ++warp) {
+    const uint32_t value = shared.partial[row][warp];
+    sum += value;
+    most = max(most, value);
+    bits |= value;
+  }
+  const Reduction reduction = ReductionOf(row);
+  return reduction == Reduction::kSum ? sum : reduction == Reduction::kMax ? most : bits;
+}
+
+}  // namespace fwdmeta

@@ -1,0 +1,27 @@
+// Frees ended backends once their recorded work is done, on a thread of its own: cudaFree waits for the whole device,
+// and the destruction of a builder does not.
+#pragma once
+
+#include "build/backend.h"
+
+namespace fwdmeta {
+
+class Reapable : public Backend {
+ public:
+  // Whether the recorded work is done. Called on the reaper's thread, or by the thread that ends the builder.
+  virtual bool Done() = 0;
+  // Whether freeing waits for nothing but what Done has answered for.
+  virtual bool FreesAtOnce() const = 0;
+};
+
+// Takes ownership.
+void Reap(Reapable* backend);
+// Waits, not for ever, until what has been given to Reap is freed: for a creation that found no memory.
+void DrainReaper();
+// While one lives on a thread, that thread makes no CUDA call on behalf of ended backends (CUDA's own callbacks).
+struct NoCudaCalls {
+  NoCudaCalls();
+  ~NoCudaCalls();
+};
+
+}  // namespace fwdmeta
