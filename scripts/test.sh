@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds into build/ with the tests and runs them all. Arguments go to ctest.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+ensure_packages build-essential cmake ninja-build libspdlog-dev libcli11-dev nlohmann-json3-dev libgtest-dev \
+  libbenchmark-dev
+configure -DFWDMETA_BUILD_TESTS=ON
+compile
+
+say "testing"
+ctest --test-dir "$build" --output-on-failure --no-tests=error "$@"
