@@ -328,8 +328,8 @@ typedef struct fwdmeta_batch {
  * NOT_CAPTURABLE and the capture stays valid.
  *
  * Fails with INVALID_ARGUMENT, INVALID_HANDLE, CAPACITY_EXCEEDED (batch_size or T past its maximum), INVALID_BATCH,
- * BUSY (a reader has begun and not ended, a capture while a reader is pending, no meta handle left), UNAVAILABLE
- * (every set is captured), NOT_CAPTURABLE, CUDA_ERROR. On failure nothing is enqueued and no output is written.
+ * OUT_OF_RANGE (no such generation), BUSY (a reader has begun and not ended, a capture while a reader is pending, no
+ * meta handle left), UNAVAILABLE (every set, or the one asked for, is captured), NOT_CAPTURABLE, CUDA_ERROR. On failure nothing is enqueued and no output is written.
  */
 FWDMETA_API fwdmeta_status_t fwdmeta_build(fwdmeta_builder_t builder, const fwdmeta_batch_t *batch,
                                            fwdmeta_meta_t *out_meta, int64_t *out_step);

@@ -54,15 +54,21 @@ struct EntryCopy {
   bool final = false;
 };
 
-// Copies an entry that vouches for `number`; the caller checks afterwards that nothing has overwritten it meanwhile.
-bool CopyEntry(const MirrorEntry& entry, int64_t number, bool need_final, EntryCopy* out) {
-  if (LoadStamp(&entry.stamp) != number) return false;
-  out->final = IsFinal(entry, number, &out->invalid);
-  if (need_final && !out->final) return false;
-  const volatile int32_t* words = reinterpret_cast<const volatile int32_t*>(&entry.block);
-  int32_t* copy = reinterpret_cast<int32_t*>(&out->block);
-  for (int32_t i = 0; i < kCountsWords; ++i) copy[i] = words[i];
-  std::atomic_thread_fence(std::memory_order_acquire);
+// Copies an entry and returns the step it is of; 0 while it is incomplete.
+int64_t CopyEntry(const MirrorEntry& entry, bool need_final, EntryCopy* out) {
+  const int64_t step = LoadCounts(entry, &out->block);
+  if (step == 0) return 0;
+  out->final = LoadInvalid(entry, step, &out->invalid);
+  return need_final && !out->final ? 0 : step;
+}
+
+// Whether the plain copy of an entry that the device writes, which *_cpu fields point to, has arrived too.
+bool ViewArrived(const MirrorEntry& entry, const CountsBlock& block) {
+  const volatile int32_t* view = reinterpret_cast<const volatile int32_t*>(&entry.view);
+  const int32_t* words = reinterpret_cast<const int32_t*>(&block);
+  for (int32_t i = 0; i < kCountsWords; ++i) {
+    if (view[i] != words[i]) return false;
+  }
   return true;
 }
 
@@ -146,7 +152,7 @@ Status Builder::Create(const fwdmeta_config_t* in, fwdmeta_builder_t* out) {
     FWDMETA_TRY(CreateHostBackend(config, builder->plan_, &builder->backend_));
   }
   builder->captured_sets_.resize(config.generations);
-  builder->staged_entries_.resize(config.depth);
+  builder->staged_entries_ = std::vector<std::atomic<bool>>(config.depth);
   builder->tensors_.Reserve(kBuilderTensors);
   for (int32_t i = 0; i < config.max_metas; ++i) builder->metas_.push_back(std::make_shared<Meta>());
   Metas().Reserve(config.max_metas);
@@ -224,7 +230,7 @@ Status Builder::ReadBatch(const fwdmeta_batch_t& batch, Inputs* out) const {
 
 Status Builder::ChooseGeneration(int64_t asked, bool captured, int32_t* out) const {
   if (asked != FWDMETA_DEFAULT && (asked < 0 || asked >= config_.generations)) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "generation is %lld, the builder has %d", (long long)asked, config_.generations);
+    return Fail(FWDMETA_OUT_OF_RANGE, "generation is %lld, the builder has %d", (long long)asked, config_.generations);
   }
   if (captured) {
     *out = asked == FWDMETA_DEFAULT ? 0 : static_cast<int32_t>(asked);
@@ -262,12 +268,11 @@ Status Builder::ReleaseEntry(int64_t step, fwdmeta_build_flags_t flags) {
   const int64_t previous = step - config_.depth;
   if (previous <= 0) return FWDMETA_OK;
   const MirrorEntry& entry = backend_->ring()[step % config_.depth];
-  const bool staged = staged_entries_[step % config_.depth];
+  const bool staged = staged_entries_[step % config_.depth].load(std::memory_order_relaxed);
   const auto released = [&](Status* status) {
     *status = FWDMETA_OK;
-    InvalidWords invalid;
-    return LoadStamp(&entry.stamp) >= previous && IsFinal(entry, previous, &invalid) &&
-           (!staged || LoadStamp(&entry.inputs_read) >= previous);
+    EntryCopy copy;
+    return CopyEntry(entry, true, &copy) == previous && (!staged || LoadStamp(&entry.inputs_read) >= previous);
   };
   Status status;
   if (released(&status)) return FWDMETA_OK;
@@ -321,7 +326,10 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
   if (host_lengths) FWDMETA_TRY(ReleaseEntry(request.step, batch.flags));
   if (request.captured) FWDMETA_TRY(backend_->HoldByCapture(batch.stream, self));
   // Readers see that the entry's former step has expired before anything overwrites it.
-  if (!request.captured) last_step_.store(request.step, std::memory_order_release);
+  if (!request.captured) {
+    staged_entries_[request.step % config_.depth].store(host_lengths, std::memory_order_relaxed);
+    last_step_.store(request.step, std::memory_order_release);
+  }
   const Status status = backend_->Build(request);
   if (status != FWDMETA_OK) {
     if (!request.captured) last_step_.store(request.step - 1, std::memory_order_release);
@@ -330,13 +338,14 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
   if (request.captured) {
     captured_sets_[request.generation] = true;
   } else {
-    staged_entries_[request.step % config_.depth] = host_lengths;
     if (batch.generation == FWDMETA_DEFAULT) next_generation_ = (request.generation + 1) % config_.generations;
     last_stream_ = batch.stream;
     any_work_ = true;
   }
   if (meta != nullptr) {
-    meta->Begin(this, request.generation, request.step, batch.stream);
+    MirrorEntry* entry = request.captured ? &backend_->tail()->replay : &backend_->ring()[request.step % config_.depth];
+    CountsBlock* view = host_lengths ? &entry->host_view : &entry->view;
+    meta->Begin(this, request.generation, request.step, batch.stream, view);
     *out_meta = Metas().Insert({std::move(meta), self});
   }
   if (out_step != nullptr) *out_step = request.step;
@@ -402,6 +411,7 @@ Status Builder::WaitStep(int64_t step, fwdmeta_wait_flags_t flags, int64_t timeo
                 (long long)last_step_.load(std::memory_order_acquire));
   }
   const MirrorEntry& entry = backend_->ring()[step % config_.depth];
+  const bool staged = staged_entries_[step % config_.depth].load(std::memory_order_relaxed);
   EntryCopy copy;
   const auto expired = [&] {
     return Fail(FWDMETA_EXPIRED, "step %lld has expired: the mirror keeps %d steps and the latest is %lld",
@@ -412,7 +422,8 @@ Status Builder::WaitStep(int64_t step, fwdmeta_wait_flags_t flags, int64_t timeo
       *status = expired();
       return true;
     }
-    if (!CopyEntry(entry, step, (flags & FWDMETA_WAIT_FINAL) != 0, &copy)) return false;
+    if (CopyEntry(entry, (flags & FWDMETA_WAIT_FINAL) != 0, &copy) != step) return false;
+    if (!staged && !ViewArrived(entry, copy.block)) return false;
     *status = Expired(step) ? expired() : Deliver(copy, step, out);
     return true;
   });
@@ -421,22 +432,20 @@ Status Builder::WaitStep(int64_t step, fwdmeta_wait_flags_t flags, int64_t timeo
 Status Builder::WaitReplay(int64_t replay, fwdmeta_wait_flags_t flags, int64_t timeout_us,
                            fwdmeta_counts_t* out) const {
   if (replay < 0) return Fail(FWDMETA_OUT_OF_RANGE, "replay is %lld", (long long)replay);
-  const MirrorEntry* entries = backend_->tail()->replay;
-  const auto newest = [&] { return std::max(LoadStamp(&entries[0].stamp), LoadStamp(&entries[1].stamp)); };
+  const MirrorEntry& entry = backend_->tail()->replay;
   EntryCopy copy;
   return Poll(timeout_us, "replay", replay, [&](Status* status) {
-    const int64_t wanted = replay == 0 ? newest() : replay;
-    if (wanted == 0) return false;
-    const bool copied = CopyEntry(entries[wanted & 1], wanted, (flags & FWDMETA_WAIT_FINAL) != 0, &copy);
-    const int64_t latest = newest();
-    if (latest > wanted) {
-      if (replay == 0) return false;  // the next look takes the newer one
+    const int64_t newest = LoadCounts(entry, &copy.block);
+    if (newest == 0 || newest < replay) return false;
+    if (replay != 0 && newest > replay) {
       *status = Fail(FWDMETA_EXPIRED, "replay %lld has expired: the latest is %lld", (long long)replay,
-                     (long long)latest);
+                     (long long)newest);
       return true;
     }
-    if (!copied) return false;
-    *status = Deliver(copy, wanted, out);
+    copy.final = LoadInvalid(entry, newest, &copy.invalid);
+    if ((flags & FWDMETA_WAIT_FINAL) != 0 && !copy.final) return false;
+    if (!ViewArrived(entry, copy.block)) return false;
+    *status = Deliver(copy, newest, out);
     return true;
   });
 }

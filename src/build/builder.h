@@ -55,7 +55,7 @@ class Builder {
   BackendPtr backend_;
   std::atomic<int64_t> last_step_{0}, last_advance_{0}, host_waits_{0};
   std::vector<bool> captured_sets_;
-  std::vector<bool> staged_entries_;  // whether the step in a ring entry had host lengths
+  std::vector<std::atomic<bool>> staged_entries_;  // whether the step in a ring entry has host lengths
   int32_t next_generation_ = 0;
   fwdmeta_stream_t last_stream_ = nullptr;
   bool any_work_ = false;

@@ -70,11 +70,12 @@ bool ParseFieldName(const char* name, int32_t* field, int32_t* group) {
 
 Meta::Meta() { tensors_.Reserve(kMetaTensors); }
 
-void Meta::Begin(Builder* builder, int32_t generation, int64_t step, fwdmeta_stream_t stream) {
+void Meta::Begin(Builder* builder, int32_t generation, int64_t step, fwdmeta_stream_t stream, CountsBlock* view) {
   builder_ = builder;
   generation_ = generation;
   step_ = step;
   stream_ = stream;
+  view_ = view;
   std::lock_guard<std::mutex> lock(mutex_);
   for (int i = 0; i < FWDMETA_ATTR_COUNT; ++i) attrs_[i] = kAttrRules[i].initial;
   tensors_.Clear();
@@ -96,9 +97,7 @@ Status Meta::GetField(fwdmeta_field_t index, int32_t group, fwdmeta_tensor_t* ou
     if (!captured() && builder_->Expired(step_)) {
       return Fail(FWDMETA_EXPIRED, "%s of step %lld has expired with its mirror entry", field.name, (long long)step_);
     }
-    CountsBlock* block = captured() ? &backend.tail()->replay_view
-                                    : &backend.ring()[step_ % builder_->config().depth].block;
-    data = MirrorField(block, index);
+    data = MirrorField(view_, index);
   } else {
     const Outputs& outputs = backend.outputs(generation_);
     data = index == FWDMETA_FIELD_SLOT_MAPPING ? outputs.slot_mapping[group] : outputs.array[index];

@@ -10,13 +10,14 @@
 namespace fwdmeta {
 
 class Builder;
+struct CountsBlock;
 
 class Meta {
  public:
   Meta();
 
   // Takes the object into use for a new step.
-  void Begin(Builder* builder, int32_t generation, int64_t step, fwdmeta_stream_t stream);
+  void Begin(Builder* builder, int32_t generation, int64_t step, fwdmeta_stream_t stream, CountsBlock* view);
 
   Status Get(const char* name, fwdmeta_tensor_t* out) const;
   Status GetField(fwdmeta_field_t field, int32_t group, fwdmeta_tensor_t* out) const;
@@ -39,6 +40,7 @@ class Meta {
   int32_t generation_ = 0;
   int64_t step_ = 0;  // 0: of a captured build
   fwdmeta_stream_t stream_ = nullptr;
+  CountsBlock* view_ = nullptr;  // where its *_cpu fields lie
   mutable std::mutex mutex_;  // guards what follows
   int64_t attrs_[FWDMETA_ATTR_COUNT];
   TensorTable tensors_;

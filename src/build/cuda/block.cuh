@@ -6,9 +6,9 @@
 
 namespace fwdmeta {
 
-template <int kItems>
+template <int kItems, bool kChunked>
 struct BlockShared {
-  static constexpr int kSlots = kItems * kMaxThreads;
+  static constexpr int kSlots = kChunked ? kChunkSlots : kItems * kMaxThreads;
   unsigned long long wide[32];           // one number per warp, for sums past 32 bits
   int32_t found;
   uint32_t partial[kNumQuantities][33];  // one number per warp, and a pad
@@ -25,7 +25,11 @@ __device__ __forceinline__ constexpr Reduction ReductionOf(int32_t quantity) {
 }
 
 // Rows of the per-warp numbers that no verdict uses, for a role's own scans and maxima.
-constexpr int32_t kScanRow = kMaxThisTime, kMaxRow = kScanRow + 3;
+constexpr int32_t kScanRow = kMaxThisTime;
+// And one for the low halves of N, beside which a role's own sum of N stands whole.
+constexpr int32_t kWideTokensRow = kMaxCachedKv;
+// Flags of a role share the word of the error bits.
+constexpr uint32_t kFirstFlag = 1u << 16;
 
 __device__ __forceinline__ uint32_t WarpReduce(Reduction reduction, uint32_t value) {
   return reduction == Reduction::kSum ? WarpSum(value) : reduction == Reduction::kMax ? WarpMax(value) : WarpOr(value);
@@ -39,7 +43,7 @@ class SlotBlock {
   // half fit in 32 bits. In one launch a block adds 16-bit halves of up to 4096 numbers.
   static constexpr uint32_t kLowBits = kChunked ? 20 : 16;
 
-  __device__ SlotBlock(const BuildArgs& args, BlockShared<kItems>& shared, int32_t chunk)
+  __device__ SlotBlock(const BuildArgs& args, BlockShared<kItems, kChunked>& shared, int32_t chunk)
       : args_(args), shared_(shared), chunk_(chunk), block_first_(kChunked ? chunk * kChunkSlots : 0) {
     first_slot_ = block_first_ + static_cast<int32_t>(threadIdx.x) * kItems;
   }
@@ -88,47 +92,50 @@ class SlotBlock {
     return inclusive;
   }
   __device__ uint32_t Sum(int32_t row) const { return WarpSum(PartialOfLane(row)); }
-  __device__ uint32_t Max(int32_t row) const { return WarpMax(PartialOfLane(row)); }
   __device__ uint32_t SumOfWarpsBefore(int32_t row) const {
     return WarpSum(LaneId() < WarpId() ? shared_.partial[row][LaneId()] : 0);
   }
 
-  // What the verdict needs, in one launch: error bits, and the sums that may pass their limits.
-  __device__ void PutVerdict() {
-    if constexpr (!kChunked) {
-      PutErrors();
-      uint32_t tokens = 0, tokens_high = 0, kv = 0, kv_high = 0;
+  // What the verdict needs beside the sum of N, in one launch: error bits, with a role's own flags above them, and the
+  // sums that may pass their limits.
+  __device__ void PutVerdict(uint32_t flags) {
+    Put(kErrorBits, WarpOr(errors_ | flags));
+    if (kChunked || !(args_.wide_sums || args_.check_kv)) return;
+    uint32_t low[2] = {0, 0}, high[2] = {0, 0};
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        AddHalves(slot[i].this_time, &tokens, &tokens_high);
-        AddHalves(slot[i].kv(), &kv, &kv_high);
-      }
-      PutSum(kSumTokensLow, tokens);
-      if (args_.wide_sums) PutSum(kSumTokensHigh, tokens_high);
-      if (args_.check_kv) PutSum(kSumKvLow, kv);
-      if (args_.check_kv && args_.wide_sums) PutSum(kSumKvHigh, kv_high);
+    for (int i = 0; i < kItems; ++i) {
+      AddHalves(slot[i].this_time, &low[0], &high[0]);
+      AddHalves(slot[i].kv(), &low[1], &high[1]);
     }
+    PutSum(kWideTokensRow, low[0]);
+    PutSum(kSumTokensHigh, high[0]);
+    PutSum(kSumKvLow, low[1]);
+    PutSum(kSumKvHigh, high[1]);
+  }
+  __device__ void PutTokens() {
+    if (kChunked) return;
+    uint32_t tokens = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) tokens += slot[i].this_time;
+    PutSum(kSumTokensLow, tokens);
   }
 
-  // Whether the step is good, the same in every thread of every block.
-  __device__ bool Good() const {
-    uint32_t bits;
-    int64_t tokens, kv_tokens = 0;
-    if (!kChunked && !args_.wide_sums && !args_.check_kv) {
-      bits = WarpOr(PartialOfLane(kErrorBits));
-      return bits == 0 && Sum(kSumTokensLow) <= static_cast<uint32_t>(args_.token_limit);
-    }
+  // Whether the step is good, the same in every thread of every block. `tokens_row` has the warps' sums of N.
+  __device__ bool Good(int32_t tokens_row) {
+    flags_ = WarpOr(PartialOfLane(kErrorBits));
+    const uint32_t errors = flags_ & (kFirstFlag - 1);
+    flags_ &= ~(kFirstFlag - 1);
     if constexpr (kChunked) {
-      bits = shared_.total[kErrorBits];
-      tokens = Join(shared_.total[kSumTokensLow], shared_.total[kSumTokensHigh]);
-      kv_tokens = Join(shared_.total[kSumKvLow], shared_.total[kSumKvHigh]);
-    } else {
-      bits = WarpOr(PartialOfLane(kErrorBits));
-      tokens = SumOfHalves(kSumTokensLow, kSumTokensHigh);
-      if (args_.check_kv) kv_tokens = SumOfHalves(kSumKvLow, kSumKvHigh);
+      return GoodSums(shared_.total[kErrorBits], Join(shared_.total[kSumTokensLow], shared_.total[kSumTokensHigh]),
+                      Join(shared_.total[kSumKvLow], shared_.total[kSumKvHigh]));
     }
-    return GoodSums(bits, tokens, kv_tokens);
+    if (args_.wide_sums || args_.check_kv) {
+      return GoodSums(errors, Join(Sum(kWideTokensRow), Sum(kSumTokensHigh)), Join(Sum(kSumKvLow), Sum(kSumKvHigh)));
+    }
+    return errors == 0 && Sum(tokens_row) <= static_cast<uint32_t>(args_.token_limit);
   }
+  // The role's flags over all threads, once Good has been called.
+  __device__ uint32_t flags() const { return flags_; }
   __device__ bool GoodSums(uint32_t bits, int64_t tokens, int64_t kv_tokens) const {
     return bits == 0 && tokens <= args_.token_limit && kv_tokens <= args_.plan.max_num_kv_tokens && kv_tokens <= INT32_MAX;
   }
@@ -237,24 +244,16 @@ class SlotBlock {
   __device__ uint32_t PartialOfLane(int32_t row) const {
     return LaneId() < blockDim.x / 32 ? shared_.partial[row][LaneId()] : 0;
   }
-  __device__ void AddHalves(int32_t value, uint32_t* low, uint32_t* high) const {
-    if (args_.wide_sums) {
-      *low += static_cast<uint32_t>(value) & 0xffffu;
-      *high += static_cast<uint32_t>(value) >> 16;
-    } else {
-      *low += static_cast<uint32_t>(value);
-    }
-  }
-  __device__ int64_t SumOfHalves(int32_t low_row, int32_t high_row) const {
-    const uint32_t low = Sum(low_row);
-    return args_.wide_sums ? Join(low, Sum(high_row)) : low;
+  __device__ static void AddHalves(int32_t value, uint32_t* low, uint32_t* high) {
+    *low += static_cast<uint32_t>(value) & 0xffffu;
+    *high += static_cast<uint32_t>(value) >> 16;
   }
 
   const BuildArgs& args_;
-  BlockShared<kItems>& shared_;
+  BlockShared<kItems, kChunked>& shared_;
   const int32_t chunk_, block_first_;
   int32_t first_slot_;
-  uint32_t errors_;
+  uint32_t errors_, flags_;
   int32_t max_decoder_;
 };
 
@@ -314,8 +313,8 @@ __device__ void PutAllQuantities(const BuildArgs& args, SlotBlock<kItems, kChunk
 
 // One quantity's total over the block's warps, by one thread each: rows are padded, so lanes with different rows read
 // different banks.
-template <int kItems>
-__device__ uint32_t TotalOfRow(const BlockShared<kItems>& shared, int32_t row) {
+template <int kItems, bool kChunked>
+__device__ uint32_t TotalOfRow(const BlockShared<kItems, kChunked>& shared, int32_t row) {
   const uint32_t warps = blockDim.x / 32;
   uint32_t sum = 0, most = 0, bits = 0;
   for (uint32_t warp = 0; warp < warps; ++warp) {

@@ -36,7 +36,7 @@ Layout MakeLayout(const Config& config, const Plan& plan) {
   layout.chunks = at;
   at += chunked ? AlignUp(sizeof(ChunkSums)) : 0;
   layout.staged_copy = at;
-  at += chunked ? lengths : 0;
+  at += chunked ? int64_t{3} * 4 * kMaxSlots : 0;
   layout.device = at;
   layout.staging = AlignUp(MirrorBytes(config));
   layout.staging_entry = lengths;
@@ -150,10 +150,7 @@ class CudaBackend final : public Reapable {
     const cudaError_t error = LaunchBuild(args, grid.blocks, grid.threads, stream);
     if (error != cudaSuccess) return StreamFail(request.stream, error, "the launch of a build");
     token_bounds_[request.generation] = grid.token_bound;
-    if (args.staged) {
-      std::memcpy(&entry.block, &request.summary->block, sizeof(entry.block));
-      StoreStamp(&entry.stamp, request.step);
-    }
+    if (args.staged) StoreCounts(request.summary->block, request.step, &entry);
     return FWDMETA_OK;
   }
 
@@ -403,11 +400,12 @@ class CudaBackend final : public Reapable {
     const int64_t token_bound = std::min<int64_t>(stated, std::min<int64_t>(longest, plan_.max_num_tokens));
     const int64_t tokens = std::max<int64_t>(token_bound, token_bounds_[request.generation]);
     const bool chunked = slots > kSingleLaunchSlots;
-    const int64_t items = slots > kOneItemSlots && !chunked ? kSingleLaunchItems : 1;
+    const int64_t items = slots > kOneItemSlots ? kSingleLaunchItems : 1;
     const int64_t narrowest = tokens > 2048 ? 256 : 128;
     const int64_t threads =
-        chunked ? kMaxThreads : std::max(narrowest, CeilDiv(CeilDiv(slots, items), 32) * 32);
+        chunked ? kChunkSlots / kChunkItems : std::max(narrowest, CeilDiv(CeilDiv(slots, items), 32) * 32);
     const int64_t chunks = chunked ? CeilDiv(slots, kChunkSlots) : 1;
+    args->short_slots = token_bound <= 2 * slots;
     args->num_chunks = chunked ? static_cast<int32_t>(chunks) : 0;
 
     const int64_t per_pass = 4 * threads;  // entries that a block writes in one pass
@@ -425,7 +423,7 @@ class CudaBackend final : public Reapable {
     args->slices[kRoleTiles] = clamp(CeilDiv(std::max(tiles, plan_.mla != 0 ? mla_tiles : 0), 2 * per_pass), 64);
     args->slices[kRoleKvTiles] = clamp(CeilDiv(pages, 2 * per_pass), 16);
     args->slices[kRoleRows] = clamp(CeilDiv(std::min(tokens, 8 * slots), 4 * per_pass), 16);
-    const int64_t most = std::max<int64_t>(1, int64_t{num_sms_} * 2048 / threads / chunks);
+    const int64_t most = std::max<int64_t>(1, int64_t{num_sms_} * kMaxThreads / threads / chunks);
     // One token to a lane while that keeps the blocks to one per multiprocessor.
     const int64_t per_block = tokens <= threads * num_sms_ ? std::min<int64_t>(threads, 512) : per_pass;
     args->slices[kRoleTokens] = clamp(CeilDiv(tokens, per_block), most);

@@ -16,7 +16,8 @@ constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kOneItemSlots = kMaxThreads;  // one slot to a thread: fewer threads with more slots take longer
 constexpr int32_t kSingleLaunchItems = 4;       // slots per thread beyond, in one launch
 constexpr int32_t kSingleLaunchSlots = kSingleLaunchItems * kMaxThreads;
-constexpr int32_t kChunkSlots = kMaxThreads;   // slots per block in two launches
+constexpr int32_t kChunkSlots = kMaxThreads;   // slots per block in two launches: the first has one to a thread,
+constexpr int32_t kChunkItems = 4;             // the second four, so that all its blocks are resident at once
 constexpr int32_t kMaxChunks = 128;
 constexpr int32_t kMaxSlots = kChunkSlots * kMaxChunks;
 
@@ -79,12 +80,13 @@ struct BuildArgs {
   MirrorEntry* entry;   // eager builds
   MirrorTail* mirror;   // captured builds
   ChunkSums* chunks;    // two launches
-  int32_t* staged_copy; // two launches with host lengths: where the first leaves them for the second
+  int32_t* staged_copy; // two launches with host lengths: 3 * kMaxSlots, left by the first for the second
   int64_t step;
   int32_t captured, staged;
   int32_t token_limit;  // of the sum of N: max_num_tokens, and T where it is stated
   int32_t wide_sums;    // a sum may pass 32 bits, so both halves of each number are added
   int32_t check_kv;     // the sum of D + N may pass its limit
+  int32_t short_slots;  // most slots have one token at most, as far as the host can tell
   int32_t vector_loads; // the lengths are aligned to 16 bytes
   int32_t num_chunks;
   int32_t slices[kNumRoles];       // blocks per chunk

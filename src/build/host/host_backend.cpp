@@ -259,14 +259,14 @@ class HostBackend final : public Backend {
     const bool clamped = good && pending_clamped_;
     if (good) pending_clamped_ = false;
     MirrorEntry& entry = ring_[request.step % config_.depth];
-    entry.block = block;
+    entry.view = block;
     entry.invalid = MakeInvalidWords(request.step, bad_slots, bad_ids, clamped);
+    entry.inputs_read = request.step;
+    StoreCounts(block, request.step, &entry);
     block.counts[kNumInvalidSlots] = static_cast<int32_t>(bad_slots);
     block.counts[kNumInvalidIds] = static_cast<int32_t>(bad_ids);
     block.counts[kWarnings] = WarningsOf(bad_slots, bad_ids, clamped);
     WriteScalars(out, block, request.step);
-    entry.inputs_read = request.step;
-    StoreStamp(&entry.stamp, request.step);
     return FWDMETA_OK;
   }
 

@@ -1,0 +1,23 @@
+#ifndef FWDMETA_COMMAND_INSPECT_OUTPUT_H
+#define FWDMETA_COMMAND_INSPECT_OUTPUT_H
+
+#include <string>
+
+#include "inspect.h"
+#include "output.h"
+
+namespace fwdmeta::command {
+
+inline constexpr const char* kResultSchema = "fwdmeta.result/1";
+inline constexpr const char* kCapacitiesSchema = "fwdmeta.capacities/1";
+
+// `grouped`: slot_mapping is a list of arrays, one a cache group.
+Json to_json(const Inspection& inspection, bool grouped);
+Json to_json(const CapacityReport& report);
+
+std::string to_table(const Inspection& inspection, const BatchFile& file);
+std::string to_table(const CapacityReport& report);
+
+}  // namespace fwdmeta::command
+
+#endif
