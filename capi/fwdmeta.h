@@ -28,8 +28,9 @@
  * THREADS  One thread at a time may issue builds, advances, resets and captures of one builder; different builders
  *          are independent. All calls that only read (counts, fields, dump, info) may come from any thread at any time.
  * STREAMS  `fwdmeta_stream_t` is a cudaStream_t; null is CUDA's default stream. Builds and replays of one builder are
- *          ordered on the device by the caller. The stream of a builder's latest build must exist until the builder is
- *          destroyed. The host backend ignores streams.
+ *          ordered on the device by the caller. A stream may be destroyed once its calls have returned; only
+ *          fwdmeta_meta_reader_begin and fwdmeta_meta_dump need the stream that the step was built on. The host
+ *          backend ignores streams.
  * CAPTURE  Calls state whether they may be made while a stream of this thread is being captured. No call breaks a
  *          capture that another thread has open.
  * DEVICE   The current device and context of the calling thread are the same after every call, errors included.
@@ -599,8 +600,7 @@ enum { FWDMETA_DUMP_JSON = 0, FWDMETA_DUMP_TEXT = 1 };
 typedef int32_t (*fwdmeta_write_callback_t)(const char *data, size_t size, void *user);
 
 /* Writes each tensor's dtype, shape, device, address and content (elided when long), and the counts. Synchronises the
- * step's stream, so NOT_CAPTURABLE while it is being captured, as while a capture of this thread is open in global
- * mode. */
+ * step's stream, so it may block, and is NOT_CAPTURABLE while that stream is being captured. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_dump(fwdmeta_meta_t meta, fwdmeta_dump_format_t format,
                                                fwdmeta_write_callback_t write, void *user);
 

@@ -33,6 +33,7 @@ struct AdvanceRequest {
   const uint8_t* stop;
   const int32_t* prompt_lens;
   int32_t tokens_per_step;  // 1 + k, saturated
+  bool captured;
   fwdmeta_stream_t stream;
 };
 
@@ -68,9 +69,6 @@ class Backend {
   // For dumps: the stream's work done, then device bytes to the host.
   virtual Status Synchronize(fwdmeta_stream_t stream) = 0;
   virtual Status CopyToHost(const void* source, int64_t bytes, void* target) = 0;
-
-  // Called once, when the builder's handle ends: notes the work recorded so far, without waiting.
-  virtual void NoteEnd(fwdmeta_stream_t last_stream, bool any_work) = 0;
 
  protected:
   ArenaBytes bytes_ = {};

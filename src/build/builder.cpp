@@ -174,7 +174,6 @@ Status Builder::Destroy(fwdmeta_builder_t handle) {
   if (handle == 0) return FWDMETA_OK;
   const std::shared_ptr<Builder> builder = Builders().Remove(handle);
   if (builder == nullptr) return Fail(FWDMETA_INVALID_HANDLE, "0x%llx is no builder", (unsigned long long)handle);
-  builder->backend_->NoteEnd(builder->last_stream_, builder->any_work_);
   return FWDMETA_OK;
 }
 
@@ -339,8 +338,6 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
     captured_sets_[request.generation] = true;
   } else {
     if (batch.generation == FWDMETA_DEFAULT) next_generation_ = (request.generation + 1) % config_.generations;
-    last_stream_ = batch.stream;
-    any_work_ = true;
   }
   if (meta != nullptr) {
     MirrorEntry* entry = request.captured ? &backend_->tail()->replay : &backend_->ring()[request.step % config_.depth];
@@ -385,13 +382,10 @@ Status Builder::Advance(const std::shared_ptr<Builder>& self, const fwdmeta_adva
   request.stop = args.stop;
   request.prompt_lens = args.prompt_lens;
   request.tokens_per_step = static_cast<int32_t>(std::min<int64_t>(args.num_draft_tokens, INT32_MAX - 1)) + 1;
+  request.captured = capturing;
   request.stream = args.stream;
   FWDMETA_TRY(backend_->Advance(request));
-  if (!capturing) {
-    last_advance_.fetch_add(1, std::memory_order_release);
-    last_stream_ = args.stream;
-    any_work_ = true;
-  }
+  if (!capturing) last_advance_.fetch_add(1, std::memory_order_release);
   return FWDMETA_OK;
 }
 
@@ -399,10 +393,7 @@ Status Builder::Reset(fwdmeta_stream_t stream) {
   bool capturing = false;
   FWDMETA_TRY(backend_->IsCapturing(stream, &capturing));
   if (capturing) return Fail(FWDMETA_NOT_CAPTURABLE, "a reset cannot be captured");
-  FWDMETA_TRY(backend_->Reset(stream));
-  last_stream_ = stream;
-  any_work_ = true;
-  return FWDMETA_OK;
+  return backend_->Reset(stream);
 }
 
 Status Builder::WaitStep(int64_t step, fwdmeta_wait_flags_t flags, int64_t timeout_us, fwdmeta_counts_t* out) const {

@@ -30,18 +30,27 @@ struct Inputs {
   Rows<int32_t> tables[FWDMETA_MAX_CACHE_GROUPS];
 };
 
-// The cache slot of a position; sets `invalid` where the table has no page for it (contract 4).
+// Where a position's cache slot comes from. The page has been asked for and not yet looked at, so that a kernel may do
+// other work while it is on its way.
+struct PageOfPosition {
+  int32_t page;  // -1: outside the row, or none there
+  uint32_t offset;
+  bool local;  // false: on another context-parallel rank, and no page was asked for
+};
+FWDMETA_HD PageOfPosition LoadPage(const PlanGroup& group, const Rows<int32_t>& table, int32_t row,
+                                   uint32_t position) {
+  const PageAddress address = LocatePosition(group, position);
+  const bool inside = address.local && table.Contains(row, address.column);
+  return {inside ? table.At(row, address.column) : -1, address.offset, address.local};
+}
+// The cache slot; sets `invalid` where the table has no page for the position (contract 4).
+FWDMETA_HD int64_t SlotOfPage(const PlanGroup& group, const PageOfPosition& at, bool* invalid) {
+  *invalid = at.local && at.page < 0;
+  return at.page < 0 ? -1 : static_cast<int64_t>(at.page) * group.page.divisor + at.offset;
+}
 FWDMETA_HD int64_t SlotOfPosition(const PlanGroup& group, const Rows<int32_t>& table, int32_t row, uint32_t position,
                                   bool* invalid) {
-  const PageAddress address = LocatePosition(group, position);
-  *invalid = false;
-  if (!address.local) return -1;
-  const int32_t page = table.Contains(row, address.column) ? table.At(row, address.column) : -1;
-  if (page < 0) {
-    *invalid = true;
-    return -1;
-  }
-  return static_cast<int64_t>(page) * group.page.divisor + address.offset;
+  return SlotOfPage(group, LoadPage(group, table, row, position), invalid);
 }
 
 // The id of token i of a slot; called where at least one of ids and drafts is given.

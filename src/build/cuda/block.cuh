@@ -82,6 +82,9 @@ class SlotBlock {
   }
 
   // Per-warp numbers, to be read after a barrier.
+  __device__ void Put(int32_t row, uint32_t warp_value) {
+    if (LaneId() == 0) shared_.partial[row][WarpId()] = warp_value;
+  }
   __device__ void PutErrors() { Put(kErrorBits, WarpOr(errors_)); }
   __device__ void PutSum(int32_t row, uint32_t value) { Put(row, WarpSum(value)); }
   __device__ void PutMax(int32_t row, uint32_t value) { Put(row, WarpMax(value)); }
@@ -90,6 +93,12 @@ class SlotBlock {
     const uint32_t inclusive = WarpInclusiveScan(value);
     if (LaneId() == 31) shared_.partial[row][WarpId()] = inclusive;
     return inclusive;
+  }
+  // The same where most warps have only zeros.
+  __device__ uint32_t PutSparseScan(int32_t row, uint32_t value) {
+    if (__any_sync(kAllLanes, value != 0)) return PutScan(row, value);
+    Put(row, 0);
+    return 0;
   }
   __device__ uint32_t Sum(int32_t row) const { return WarpSum(PartialOfLane(row)); }
   __device__ uint32_t SumOfWarpsBefore(int32_t row) const {
@@ -238,9 +247,6 @@ class SlotBlock {
     to[3] = four.w;
   }
 
-  __device__ void Put(int32_t row, uint32_t warp_value) {
-    if (LaneId() == 0) shared_.partial[row][WarpId()] = warp_value;
-  }
   __device__ uint32_t PartialOfLane(int32_t row) const {
     return LaneId() < blockDim.x / 32 ? shared_.partial[row][LaneId()] : 0;
   }
@@ -257,58 +263,84 @@ class SlotBlock {
   int32_t max_decoder_;
 };
 
-// Everything that the counts are made of, per warp: the counts role in one launch, the first of two launches.
+// Everything that the counts are made of, per warp: the counts role in one launch, the first of two launches. Warps
+// without a prefill, which most are, have fewer quantities to reduce.
 template <int kItems, bool kChunked>
 __device__ void PutAllQuantities(const BuildArgs& args, SlotBlock<kItems, kChunked>& block) {
-  uint32_t attn_kv = 0, rows = 0, live = 0, prefill = 0, tiles[kNumMappings] = {};
-  int32_t max_this_time = 0, max_encoder = 0, max_kv = 0, max_decode_decoder = 0, max_cached_kv = 0;
-  uint32_t tokens_low = 0, tokens_high = 0, kv_low = 0, kv_high = 0;
-  const bool search = args.plan.mla != 0 && SearchesMlaChunk(args.plan, args.inputs.batch_size);
+  uint32_t live = 0, decoder_tiles = 0, tokens_low = 0, tokens_high = 0, kv_low = 0, kv_high = 0;
+  int32_t max_this_time = 0, max_kv = 0, max_decode_decoder = 0, max_cached_kv = 0;
+  bool prefill = false;
+  const bool search = SearchesMlaChunk(args.plan, args.inputs.batch_size);
   const MlaChunk chunk = MakeMlaChunk(args.plan, args.inputs.batch_size, 0);
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     const Slot& slot = block.slot[i];
-    attn_kv += slot.attn_kv();
-    rows += slot.output_rows();
     live += slot.live();
-    prefill += slot.prefill();
+    prefill = prefill || slot.prefill();
     tokens_low += slot.this_time & 0xffff;
     tokens_high += slot.this_time >> 16;
     kv_low += slot.kv() & 0xffff;
     kv_high += slot.kv() >> 16;
-    if (!search) tiles[kDecoder] += DecoderTiles(args.plan, slot, chunk);
-    tiles[kEncoder] += EncoderTiles(args.plan, slot);
-    tiles[kKv] += KvTiles(args.plan, slot);
-    tiles[kPreCache] += PreCacheTiles(args.plan, slot);
+    if (!search) decoder_tiles += DecoderTiles(args.plan, slot, chunk);
     max_this_time = max(max_this_time, slot.this_time);
-    max_encoder = max(max_encoder, slot.encoder);
     max_kv = max(max_kv, slot.kv());
     if (slot.decode()) max_decode_decoder = max(max_decode_decoder, slot.decoder);
     if (slot.decoder > 0) max_cached_kv = max(max_cached_kv, slot.kv());
   }
-  block.PutSum(kSumAttnKv, attn_kv);
-  block.PutSum(kSumRows, rows);
+  block.PutErrors();
   block.PutSum(kSumLive, live);
-  block.PutSum(kSumPrefill, prefill);
-  block.PutSum(kSumEncoderTiles, tiles[kEncoder]);
-  block.PutSum(kSumKvTiles, tiles[kKv]);
-  block.PutSum(kSumPreCacheTiles, tiles[kPreCache]);
-  if (search) {
-    block.PutCandidates();
-  } else {
-    block.PutSum(kSumDecoderTiles, tiles[kDecoder]);
-  }
+  block.PutSum(kSumTokensLow, tokens_low);
+  block.PutSum(kSumKvLow, kv_low);
   block.PutMax(kMaxThisTime, max_this_time);
-  block.PutMax(kMaxEncoder, max_encoder);
   block.PutMax(kMaxDecoder, block.max_decoder());
   block.PutMax(kMaxKv, max_kv);
   block.PutMax(kMaxDecodeDecoder, max_decode_decoder);
   block.PutMax(kMaxCachedKv, max_cached_kv);
-  block.PutSum(kSumTokensLow, tokens_low);
-  block.PutSum(kSumTokensHigh, tokens_high);
-  block.PutSum(kSumKvLow, kv_low);
-  block.PutSum(kSumKvHigh, kv_high);
-  block.PutErrors();
+  if (search) {
+    block.PutCandidates();
+  } else {
+    block.PutSum(kSumDecoderTiles, decoder_tiles);
+  }
+  if (__any_sync(kAllLanes, (tokens_high | kv_high) != 0)) {
+    block.PutSum(kSumTokensHigh, tokens_high);
+    block.PutSum(kSumKvHigh, kv_high);
+  } else {
+    block.Put(kSumTokensHigh, 0);
+    block.Put(kSumKvHigh, 0);
+  }
+  if (__any_sync(kAllLanes, prefill)) {
+    uint32_t prefills = 0, attn_kv = 0, rows = 0, encoder_tiles = 0, kv_tiles = 0, pre_cache_tiles = 0;
+    int32_t max_encoder = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const Slot& slot = block.slot[i];
+      prefills += slot.prefill();
+      attn_kv += slot.attn_kv();
+      rows += slot.output_rows();
+      encoder_tiles += EncoderTiles(args.plan, slot);
+      kv_tiles += KvTiles(args.plan, slot);
+      pre_cache_tiles += PreCacheTiles(args.plan, slot);
+      max_encoder = max(max_encoder, slot.encoder);
+    }
+    block.PutSum(kSumPrefill, prefills);
+    block.PutSum(kSumAttnKv, attn_kv);
+    block.PutSum(kSumRows, rows);
+    block.PutSum(kSumEncoderTiles, encoder_tiles);
+    block.PutSum(kSumKvTiles, kv_tiles);
+    block.PutSum(kSumPreCacheTiles, pre_cache_tiles);
+    block.PutMax(kMaxEncoder, max_encoder);
+  } else {
+    // Every token is a row, and attends to itself alone.
+    uint32_t tokens = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) tokens += block.slot[i].this_time;
+    tokens = WarpSum(tokens);
+    block.Put(kSumAttnKv, tokens);
+    block.Put(kSumRows, tokens);
+    for (int32_t row : {kSumPrefill, kSumEncoderTiles, kSumKvTiles, kSumPreCacheTiles, kMaxEncoder}) {
+      block.Put(row, 0);
+    }
+  }
 }
 
 // One quantity's total over the block's warps, by one thread each: rows are padded, so lanes with different rows read

@@ -54,7 +54,7 @@ class CudaBackend final : public Reapable {
       for (cudaEvent_t event : set.events) DestroyEvent(event);
       DestroyEvent(set.built);
     }
-    DestroyEvent(end_event_);
+    DestroyEvent(work_event_);
     if (private_stream_ != nullptr) cudaStreamDestroy(private_stream_);
     if (device_arena_ != nullptr) FreeDevice(device_arena_);
     if (pinned_arena_ != nullptr) FreePinned(pinned_arena_);
@@ -78,7 +78,7 @@ class CudaBackend final : public Reapable {
     FWDMETA_CUDA_TRY(LoadBuildKernels());
     FWDMETA_CUDA_TRY(LoadSmallKernels());
     FWDMETA_CUDA_TRY(cudaStreamCreateWithFlags(&private_stream_, cudaStreamNonBlocking));
-    FWDMETA_CUDA_TRY(cudaEventCreateWithFlags(&end_event_, cudaEventDisableTiming));
+    FWDMETA_CUDA_TRY(cudaEventCreateWithFlags(&work_event_, cudaEventDisableTiming));
     for (int32_t i = 0; i < config_.generations; ++i) {
       FWDMETA_CUDA_TRY(cudaEventCreateWithFlags(&readers_[i].built, cudaEventDisableTiming));
       for (cudaEvent_t& event : readers_[i].events) {
@@ -149,6 +149,7 @@ class CudaBackend final : public Reapable {
     if (!request.captured) FWDMETA_TRY(WaitForReaders(request.generation, stream));
     const cudaError_t error = LaunchBuild(args, grid.blocks, grid.threads, stream);
     if (error != cudaSuccess) return StreamFail(request.stream, error, "the launch of a build");
+    if (!request.captured) FWDMETA_TRY(NoteWork(stream));
     token_bounds_[request.generation] = grid.token_bound;
     if (args.staged) StoreCounts(request.summary->block, request.step, &entry);
     return FWDMETA_OK;
@@ -162,7 +163,8 @@ class CudaBackend final : public Reapable {
     args.builder = builder_state_;
     args.mirror = OnDevice(tail_);
     const cudaError_t error = LaunchAdvance(args, static_cast<cudaStream_t>(request.stream));
-    return error == cudaSuccess ? FWDMETA_OK : StreamFail(request.stream, error, "the launch of an advance");
+    if (error != cudaSuccess) return StreamFail(request.stream, error, "the launch of an advance");
+    return request.captured ? FWDMETA_OK : NoteWork(static_cast<cudaStream_t>(request.stream));
   }
 
   Status Reset(fwdmeta_stream_t stream) override {
@@ -183,7 +185,7 @@ class CudaBackend final : public Reapable {
       const cudaError_t error = LaunchFill(args, static_cast<cudaStream_t>(stream));
       if (error != cudaSuccess) return StreamFail(stream, error, "the launch of a reset");
     }
-    return FWDMETA_OK;
+    return NoteWork(static_cast<cudaStream_t>(stream));
   }
 
   Status ReaderBegin(int32_t generation, fwdmeta_stream_t build_stream, fwdmeta_stream_t reader) override {
@@ -237,32 +239,14 @@ class CudaBackend final : public Reapable {
     return FWDMETA_OK;
   }
 
-  void NoteEnd(fwdmeta_stream_t last_stream, bool any_work) override {
-    if (!any_work) return;
-    ContextGuard guard(context_);
-    const cudaStream_t stream = static_cast<cudaStream_t>(last_stream);
-    cudaStreamCaptureStatus status;
-    // A stream that is being captured cannot be asked; then the reaper waits for the device.
-    work_noted_ = cudaStreamIsCapturing(stream, &status) == cudaSuccess && status == cudaStreamCaptureStatusNone &&
-                  cudaEventRecord(end_event_, stream) == cudaSuccess;
-    work_unknown_ = !work_noted_;
-    cudaGetLastError();
-  }
-
   bool Done() override {
     ContextGuard guard(context_);
-    if (work_unknown_) {
-      cudaDeviceSynchronize();
-      cudaGetLastError();
-      return true;
-    }
-    if (!work_noted_) return true;
-    const cudaError_t error = cudaEventQuery(end_event_);
+    const cudaError_t error = work_noted_ ? cudaEventQuery(work_event_) : cudaSuccess;
     cudaGetLastError();
     return error != cudaErrorNotReady;
   }
   bool FreesAtOnce() const override {
-    return config_.device_allocator.free != nullptr && config_.pinned_allocator.free != nullptr && !work_unknown_;
+    return config_.device_allocator.free != nullptr && config_.pinned_allocator.free != nullptr;
   }
 
  private:
@@ -400,7 +384,7 @@ class CudaBackend final : public Reapable {
     const int64_t token_bound = std::min<int64_t>(stated, std::min<int64_t>(longest, plan_.max_num_tokens));
     const int64_t tokens = std::max<int64_t>(token_bound, token_bounds_[request.generation]);
     const bool chunked = slots > kSingleLaunchSlots;
-    const int64_t items = slots > kOneItemSlots ? kSingleLaunchItems : 1;
+    const int64_t items = slots > kOneItemSlots && !chunked ? kSingleLaunchItems : 1;
     const int64_t narrowest = tokens > 2048 ? 256 : 128;
     const int64_t threads =
         chunked ? kChunkSlots / kChunkItems : std::max(narrowest, CeilDiv(CeilDiv(slots, items), 32) * 32);
@@ -444,6 +428,15 @@ class CudaBackend final : public Reapable {
     return FWDMETA_OK;
   }
 
+  // Memory of the caller's own allocators may go back only after the work that uses it. The stream may be gone by then,
+  // so the work is noted as it is issued.
+  Status NoteWork(cudaStream_t stream) {
+    if (config_.device_allocator.free == nullptr && config_.pinned_allocator.free == nullptr) return FWDMETA_OK;
+    FWDMETA_CUDA_TRY(cudaEventRecord(work_event_, stream));
+    work_noted_ = true;
+    return FWDMETA_OK;
+  }
+
   Status RefuseCapture(fwdmeta_stream_t stream) {
     bool capturing = false;
     FWDMETA_TRY(IsCapturing(stream, &capturing));
@@ -480,8 +473,8 @@ class CudaBackend final : public Reapable {
   BuildArgs prepared_[64];
   int32_t token_bounds_[64] = {};  // of each set's latest build
   cudaStream_t private_stream_ = nullptr;
-  cudaEvent_t end_event_ = nullptr;
-  bool work_noted_ = false, work_unknown_ = false;
+  cudaEvent_t work_event_ = nullptr;
+  bool work_noted_ = false;
   mutable std::mutex readers_mutex_;
   ReaderState readers_[64];
 };

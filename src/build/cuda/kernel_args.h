@@ -16,8 +16,8 @@ constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kOneItemSlots = kMaxThreads;  // one slot to a thread: fewer threads with more slots take longer
 constexpr int32_t kSingleLaunchItems = 4;       // slots per thread beyond, in one launch
 constexpr int32_t kSingleLaunchSlots = kSingleLaunchItems * kMaxThreads;
-constexpr int32_t kChunkSlots = kMaxThreads;   // slots per block in two launches: the first has one to a thread,
-constexpr int32_t kChunkItems = 4;             // the second four, so that all its blocks are resident at once
+constexpr int32_t kChunkSlots = kMaxThreads;   // slots per block in two launches
+constexpr int32_t kChunkItems = 1;             // and per thread of the second
 constexpr int32_t kMaxChunks = 128;
 constexpr int32_t kMaxSlots = kChunkSlots * kMaxChunks;
 

@@ -8,7 +8,7 @@ namespace fwdmeta {
 
 class Reapable : public Backend {
  public:
-  // Whether the recorded work is done. Called on the reaper's thread, or by the thread that ends the builder.
+  // Whether the work that CUDA's own frees would not wait for is done.
   virtual bool Done() = 0;
   // Whether freeing waits for nothing but what Done has answered for.
   virtual bool FreesAtOnce() const = 0;

@@ -35,8 +35,8 @@ class TilesRole : RoleBlock<kItems, kChunked> {
     }
     block_.PutVerdict(flags);
     block_.PutTokens();
-#pragma unroll
-    for (int m = 0; m < 2; ++m) to[m] = block_.PutScan(kScanRow + m, sum[m]);
+    to[0] = kFirst == kDecoder ? block_.PutScan(kScanRow, sum[0]) : block_.PutSparseScan(kScanRow, sum[0]);
+    to[1] = block_.PutSparseScan(kScanRow + 1, sum[1]);
     __syncthreads();
     this->InputsRead();
     const bool last = this->LastToRead();

@@ -45,10 +45,7 @@ class TokensRole : RoleBlock<kItems, kChunked> {
     const bool good = block_.Good(kScanRow);
     if (!good) block_.Clear();
     const bool by_owner = args_.short_slots && block_.flags() == 0;
-    if (!good || !by_owner) {  // nothing that was looked up early is stored
-      bad_slots_ = 0;
-      bad_ids_ = 0;
-    }
+    if (!good || !by_owner) bad_ids_ = 0;  // nothing that was looked up early is stored
     const Scan scan = this->FinishScan(good, kScanRow, tokens_to, tokens, kSumTokensLow);
     if (by_owner) {
       uint32_t x = scan.before + scan.exclusive;
@@ -83,9 +80,10 @@ class TokensRole : RoleBlock<kItems, kChunked> {
     uint32_t token;  // its number among the slot's new tokens
     bool prefill;
   };
-  // What the tables say about a token.
+  // What the tables say about a token; nothing here has been waited for.
   struct Looked {
-    int64_t cache_slot, id;
+    PageOfPosition at;
+    int64_t id;
   };
 
   // Whether this thread's slots are in its block's share where slots write their own tokens.
@@ -104,18 +102,20 @@ class TokensRole : RoleBlock<kItems, kChunked> {
     return {block_.block_first() + static_cast<int32_t>(slot), (word & 0x7fffffffu) + token, token, word >> 31 != 0};
   }
 
-  __device__ int64_t CacheSlot(int32_t group, const TokenRef& ref) {
-    if (args_.inputs.tables[group].data == nullptr) return -1;
+  __device__ PageOfPosition PageOf(int32_t group, const TokenRef& ref) const {
+    if (args_.inputs.tables[group].data == nullptr) return {-1, 0, false};
+    return LoadPage(args_.plan.groups[group], args_.inputs.tables[group], ref.slot, ref.position);
+  }
+  __device__ int64_t CacheSlot(int32_t group, const PageOfPosition& at) {
     bool bad;
-    const int64_t value =
-        SlotOfPosition(args_.plan.groups[group], args_.inputs.tables[group], ref.slot, ref.position, &bad);
+    const int64_t value = SlotOfPage(args_.plan.groups[group], at, &bad);
     bad_slots_ += bad;
     return value;
   }
   // Cache group 0 and the id. The others, which few builders have, are looked up when they are stored.
   __device__ Looked LookUp(const TokenRef& ref) {
-    Looked looked = {-1, args_.plan.pad_token_id};
-    if (has_slots_) looked.cache_slot = CacheSlot(0, ref);
+    Looked looked = {{-1, 0, false}, args_.plan.pad_token_id};
+    if (has_slots_) looked.at = PageOf(0, ref);
     if (has_ids_) {
       bool bad;
       looked.id = IdOfToken(args_.inputs, args_.plan.pad_token_id, ref.slot, ref.prefill, ref.token, &bad);
@@ -130,11 +130,11 @@ class TokensRole : RoleBlock<kItems, kChunked> {
     if (int64_t* a = out.i64(FWDMETA_FIELD_POSITION_IDS)) a[x] = ref.position;
     if (uint8_t* a = out.u8(FWDMETA_FIELD_IS_PADDING)) a[x] = 0;
     if (int32_t* a = out.i32(FWDMETA_FIELD_MASK_ENCODER_BATCH)) a[x] = ref.prefill;
-    if (has_slots_) out.slot_mapping[0][x] = looked.cache_slot;
+    if (has_slots_) out.slot_mapping[0][x] = CacheSlot(0, looked.at);
     if (wants_ids_) out.i64(FWDMETA_FIELD_IDS_REMOVE_PADDING)[x] = looked.id;
     for (int32_t group = 1; group < args_.plan.num_groups; ++group) {
       if (out.slot_mapping[group] == nullptr) continue;
-      out.slot_mapping[group][x] = CacheSlot(group, ref);
+      out.slot_mapping[group][x] = CacheSlot(group, PageOf(group, ref));
     }
   }
 
@@ -188,8 +188,8 @@ class TokensRole : RoleBlock<kItems, kChunked> {
       StorePairs64(a + x, position, position + 1, position + 64, position + 65);
     }
     if (has_slots_) {
-      StorePairs64(out.slot_mapping[0] + x, looked[0].cache_slot, looked[1].cache_slot, looked[2].cache_slot,
-                   looked[3].cache_slot);
+      StorePairs64(out.slot_mapping[0] + x, CacheSlot(0, looked[0].at), CacheSlot(0, looked[1].at),
+                   CacheSlot(0, looked[2].at), CacheSlot(0, looked[3].at));
     }
     if (wants_ids_) {
       StorePairs64(out.i64(FWDMETA_FIELD_IDS_REMOVE_PADDING) + x, looked[0].id, looked[1].id, looked[2].id,
@@ -199,7 +199,7 @@ class TokensRole : RoleBlock<kItems, kChunked> {
       if (out.slot_mapping[group] == nullptr) continue;
       int64_t cache[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) cache[i] = CacheSlot(group, ref[i]);
+      for (int i = 0; i < 4; ++i) cache[i] = CacheSlot(group, PageOf(group, ref[i]));
       StorePairs64(out.slot_mapping[group] + x, cache[0], cache[1], cache[2], cache[3]);
     }
   }

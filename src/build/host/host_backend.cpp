@@ -309,7 +309,6 @@ class HostBackend final : public Backend {
     std::memcpy(target, source, bytes);
     return FWDMETA_OK;
   }
-  void NoteEnd(fwdmeta_stream_t, bool) override {}
 
  private:
   void FillField(const Outputs& out, int32_t index) {

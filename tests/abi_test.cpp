@@ -1,0 +1,231 @@
+// The library as a file: layout of the public structs, exported symbols, needed libraries, loading by dlopen.
+#include <dlfcn.h>
+#include <elf.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fwdmeta.h"
+
+extern "C" int fwdmeta_test_header_as_c(void);
+int fwdmeta_test_header_as_cpp();
+
+// B88: the host program exports functions of the library's names. None may be called in their stead.
+#define FWDMETA_TEST_EXPORT extern "C" __attribute__((visibility("default"), used))
+FWDMETA_TEST_EXPORT int32_t fwdmeta_version(void) { std::abort(); }
+FWDMETA_TEST_EXPORT const char* fwdmeta_status_name(fwdmeta_status_t) { std::abort(); }
+FWDMETA_TEST_EXPORT const char* fwdmeta_field_name(fwdmeta_field_t) { std::abort(); }
+FWDMETA_TEST_EXPORT const char* fwdmeta_last_error(void) { std::abort(); }
+FWDMETA_TEST_EXPORT fwdmeta_status_t fwdmeta_builder_destroy(fwdmeta_builder_t) { std::abort(); }
+FWDMETA_TEST_EXPORT fwdmeta_status_t fwdmeta_meta_get_field(fwdmeta_meta_t, fwdmeta_field_t, int32_t,
+                                                            fwdmeta_tensor_t*) {
+  std::abort();
+}
+FWDMETA_TEST_EXPORT fwdmeta_status_t fwdmeta_counts_wait(fwdmeta_builder_t, int64_t, fwdmeta_wait_flags_t, int64_t,
+                                                         fwdmeta_counts_t*) {
+  std::abort();
+}
+
+namespace {
+
+TEST(Abi, HeadersInStrictCAndCpp) {
+  EXPECT_TRUE(fwdmeta_test_header_as_c());
+  EXPECT_TRUE(fwdmeta_test_header_as_cpp());
+}
+
+TEST(Abi, LayoutIsTheGolden) {
+#define STRUCT(name, size) EXPECT_EQ(size##u, sizeof(name)) << #name;
+#define FIELD(type, name, offset, size)                          \
+  EXPECT_EQ(offset##u, offsetof(type, name)) << #type "." #name; \
+  EXPECT_EQ(size##u, sizeof(type::name)) << #type "." #name;
+#define FUNCTION(name)
+#include "abi_golden.inc"
+#undef STRUCT
+#undef FIELD
+#undef FUNCTION
+}
+
+const std::set<std::string>& Functions() {
+  static const std::set<std::string> functions = {
+#define STRUCT(name, size)
+#define FIELD(type, name, offset, size)
+#define FUNCTION(name) #name,
+#include "abi_golden.inc"
+#undef STRUCT
+#undef FIELD
+#undef FUNCTION
+  };
+  return functions;
+}
+
+// What the dynamic linker sees of a 64-bit ELF file.
+struct Elf {
+  bool parsed = false;
+  std::set<std::string> exported, absolute, unique, needed;
+  std::string soname;
+};
+
+Elf ReadElf(const std::string& path) {
+  Elf elf;
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (bytes.size() < sizeof(Elf64_Ehdr) || std::memcmp(bytes.data(), ELFMAG, SELFMAG) != 0 ||
+      bytes[EI_CLASS] != ELFCLASS64) {
+    return elf;
+  }
+  const auto at = [&bytes](size_t offset) { return bytes.data() + offset; };
+  const auto* header = reinterpret_cast<const Elf64_Ehdr*>(at(0));
+  const auto* sections = reinterpret_cast<const Elf64_Shdr*>(at(header->e_shoff));
+  for (int i = 0; i < header->e_shnum; ++i) {
+    const Elf64_Shdr& section = sections[i];
+    if (section.sh_type != SHT_DYNSYM && section.sh_type != SHT_DYNAMIC) continue;
+    const char* strings = at(sections[section.sh_link].sh_offset);
+    if (section.sh_type == SHT_DYNSYM) {
+      const auto* symbols = reinterpret_cast<const Elf64_Sym*>(at(section.sh_offset));
+      for (size_t s = 1; s < section.sh_size / sizeof(Elf64_Sym); ++s) {
+        const Elf64_Sym& symbol = symbols[s];
+        const std::string name = strings + symbol.st_name;
+        if (ELF64_ST_BIND(symbol.st_info) == STB_GNU_UNIQUE) elf.unique.insert(name);
+        if (symbol.st_shndx == SHN_UNDEF || ELF64_ST_BIND(symbol.st_info) == STB_LOCAL) continue;
+        (symbol.st_shndx == SHN_ABS ? elf.absolute : elf.exported).insert(name);
+      }
+      elf.parsed = true;
+    } else {
+      const auto* entries = reinterpret_cast<const Elf64_Dyn*>(at(section.sh_offset));
+      for (size_t d = 0; d < section.sh_size / sizeof(Elf64_Dyn) && entries[d].d_tag != DT_NULL; ++d) {
+        if (entries[d].d_tag == DT_NEEDED) elf.needed.insert(strings + entries[d].d_un.d_val);
+        if (entries[d].d_tag == DT_SONAME) elf.soname = strings + entries[d].d_un.d_val;
+      }
+    }
+  }
+  return elf;
+}
+
+TEST(Abi, ExportsThePublicFunctionsAlone) {
+  const Elf elf = ReadElf(FWDMETA_LIBRARY);
+  if (!elf.parsed) GTEST_SKIP() << FWDMETA_LIBRARY << " is no 64-bit ELF file";
+  EXPECT_EQ(Functions(), elf.exported);
+  EXPECT_EQ(std::set<std::string>{"FWDMETA_0"}, elf.absolute) << "the name of the symbols' version";
+  EXPECT_TRUE(elf.unique.empty()) << *elf.unique.begin() << " would be shared by two copies of the library";
+}
+
+TEST(Abi, NeedsTheSystemsLibrariesAlone) {
+  const Elf elf = ReadElf(FWDMETA_LIBRARY);
+  if (!elf.parsed) GTEST_SKIP() << FWDMETA_LIBRARY << " is no 64-bit ELF file";
+  EXPECT_EQ("libfwdmeta.so." + std::to_string(FWDMETA_VERSION_MAJOR), elf.soname);
+  for (const std::string& name : elf.needed) {
+    if (name.compare(0, 7, "libasan") == 0 || name.compare(0, 8, "libubsan") == 0 ||
+        name.compare(0, 7, "libtsan") == 0) {
+      GTEST_SKIP() << "a sanitizer's build needs " << name;
+    }
+  }
+  for (const std::string& name : elf.needed) {
+    const std::string base = name.substr(0, name.find(".so"));
+    EXPECT_TRUE(base == "libc" || base == "libm" || base == "libstdc++" || base.compare(0, 8, "ld-linux") == 0) << name;
+  }
+}
+
+// The library by its functions' addresses.
+class Loaded {
+ public:
+  Loaded(const std::string& path, int flags) : handle_(dlopen(path.c_str(), flags)) {
+    EXPECT_NE(nullptr, handle_) << dlerror();
+  }
+  template <typename F>
+  F* Get(const char* name, F*) const {
+    return reinterpret_cast<F*>(dlsym(handle_, name));
+  }
+  void* handle() const { return handle_; }
+
+ private:
+  void* handle_;  // never closed: its threads may still end builders
+};
+#define CALL(library, function) (library).Get(#function, &(function))
+
+// Builds two slots on the host backend through `library` and checks what comes back.
+void BuildThrough(const Loaded& library) {
+  ASSERT_NE(nullptr, library.handle());
+  EXPECT_EQ(FWDMETA_VERSION, CALL(library, fwdmeta_version)());
+  EXPECT_STREQ("OK", CALL(library, fwdmeta_status_name)(FWDMETA_OK));
+  EXPECT_STREQ("counts", CALL(library, fwdmeta_field_name)(FWDMETA_FIELD_COUNTS));
+  fwdmeta_config_t config = FWDMETA_CONFIG_INITIALIZER;
+  config.backend = FWDMETA_BACKEND_HOST;
+  config.max_batch_size = 2;
+  config.max_num_tokens = 8;
+  config.max_model_len = 64;
+  config.num_q_heads = config.num_kv_heads = 1;
+  fwdmeta_builder_t builder = 0;
+  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_builder_create)(&config, &builder));
+  const int32_t e[] = {0, 4}, d[] = {9, 0}, n[] = {2, 4};
+  fwdmeta_batch_t batch = FWDMETA_BATCH_INITIALIZER;
+  batch.memory_kind = FWDMETA_MEMORY_HOST;
+  batch.batch_size = 2;
+  batch.seq_lens_encoder = e;
+  batch.seq_lens_decoder = d;
+  batch.seq_lens_this_time = n;
+  fwdmeta_meta_t meta = 0;
+  int64_t step = 0;
+  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_build)(builder, &batch, &meta, &step));
+  fwdmeta_counts_t counts = FWDMETA_COUNTS_INITIALIZER;
+  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_counts_wait)(builder, step, FWDMETA_WAIT_FINAL, -1, &counts));
+  EXPECT_EQ(6, counts.num_tokens);
+  fwdmeta_tensor_t tensor = FWDMETA_TENSOR_INITIALIZER;
+  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_meta_get)(meta, "position_ids", &tensor));
+  const auto* positions = static_cast<const int64_t*>(tensor.data);
+  EXPECT_EQ((std::vector<int64_t>{9, 10, 0, 1, 2, 3, 0, 0}), std::vector<int64_t>(positions, positions + 8));
+  size_t dumped = 0;
+  const auto write = [](const char*, size_t size, void* user) -> int32_t {
+    *static_cast<size_t*>(user) += size;
+    return 0;
+  };
+  EXPECT_EQ(FWDMETA_OK, CALL(library, fwdmeta_meta_dump)(meta, FWDMETA_DUMP_JSON, write, &dumped));
+  EXPECT_GT(dumped, 1000u);
+  EXPECT_EQ(FWDMETA_INVALID_HANDLE, CALL(library, fwdmeta_builder_destroy)(meta));
+  EXPECT_STRNE("", CALL(library, fwdmeta_last_error)());
+  EXPECT_EQ(FWDMETA_OK, CALL(library, fwdmeta_meta_destroy)(meta));
+  EXPECT_EQ(FWDMETA_OK, CALL(library, fwdmeta_builder_destroy)(builder));
+}
+
+TEST(Abi, LoadsByItself) {
+  for (int flags : {RTLD_NOW | RTLD_LOCAL, RTLD_NOW | RTLD_GLOBAL}) {
+    const Loaded library(FWDMETA_LIBRARY, flags);
+    ASSERT_NE(nullptr, library.handle());
+    for (const std::string& name : Functions()) EXPECT_NE(nullptr, dlsym(library.handle(), name.c_str())) << name;
+    BuildThrough(library);
+  }
+}
+
+// B88 (PaddleNLP#5715): two copies in one process do not see each other.
+TEST(Abi, B88_TwoCopiesInOneProcess) {
+  const Loaded first(FWDMETA_LIBRARY, RTLD_NOW | RTLD_GLOBAL);
+  char directory[] = "/tmp/fwdmeta_abi_XXXXXX";
+  ASSERT_NE(nullptr, mkdtemp(directory));
+  const std::string copy = std::string(directory) + "/libfwdmeta_copy.so";
+  {
+    std::ifstream from(FWDMETA_LIBRARY, std::ios::binary);
+    std::ofstream(copy, std::ios::binary) << from.rdbuf();
+  }
+  const Loaded second(copy, RTLD_NOW | RTLD_GLOBAL);
+  unlink(copy.c_str());
+  rmdir(directory);
+  ASSERT_NE(nullptr, second.handle());
+  for (const std::string& name : Functions()) {
+    EXPECT_NE(dlsym(first.handle(), name.c_str()), dlsym(second.handle(), name.c_str())) << name;
+  }
+  BuildThrough(first);
+  BuildThrough(second);
+  // A message of one is none of the other.
+  EXPECT_EQ(FWDMETA_INVALID_ARGUMENT, CALL(first, fwdmeta_builder_create)(nullptr, nullptr));
+  EXPECT_EQ(FWDMETA_INVALID_HANDLE, CALL(second, fwdmeta_builder_destroy)(12345));
+  EXPECT_STRNE(CALL(first, fwdmeta_last_error)(), CALL(second, fwdmeta_last_error)());
+}
+
+}  // namespace
