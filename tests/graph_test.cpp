@@ -519,10 +519,10 @@ TEST_F(Graphs, B95_OtherThreadsDoNotBreakACapture) {
     std::thread other([&] {
       std::vector<fwdmeta_group_config_t> groups;
       const fwdmeta_config_t c = ToC(ConfigFor(8), kCuda, &groups);
-      cudaStream_t stream = nullptr;
+      cudaStream_t side = nullptr;
       cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
       cudaThreadExchangeStreamCaptureMode(&relaxed);  // for this test's own calls
-      if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) ++wrong;
+      if (cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking) != cudaSuccess) ++wrong;
       cudaThreadExchangeStreamCaptureMode(&relaxed);
       while (!stop) {
         fwdmeta_builder_t b = 0;
@@ -535,7 +535,7 @@ TEST_F(Graphs, B95_OtherThreadsDoNotBreakACapture) {
             batch.seq_lens_decoder = shape.decoder.data();
             batch.seq_lens_this_time = shape.this_time.data();
           }
-          batch.stream = stream;
+          batch.stream = side;
           fwdmeta_meta_t meta = 0;
           int64_t step = 0;
           if (fwdmeta_build(b, &batch, &meta, &step) != FWDMETA_OK) ++wrong;
@@ -547,8 +547,8 @@ TEST_F(Graphs, B95_OtherThreadsDoNotBreakACapture) {
         if (fwdmeta_builder_destroy(b) != FWDMETA_OK) ++wrong;
         ++rounds;
       }
-      cudaStreamSynchronize(stream);
-      cudaStreamDestroy(stream);
+      cudaStreamSynchronize(side);
+      cudaStreamDestroy(side);
     });
     while (rounds < 2) std::this_thread::yield();
     std::vector<std::unique_ptr<Graph>> graphs;
