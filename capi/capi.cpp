@@ -69,6 +69,11 @@ Status GetCapacities(const fwdmeta_config_t* in, const fwdmeta_capacity_query_t*
                 (long long)query.block_table_alignment, INT32_MAX);
   }
   FWDMETA_TRY(CheckCapacities(config));
+  const bool fits = config.max_batch_size <= kMaxCudaSlots;
+  if (config.backend == FWDMETA_BACKEND_CUDA && !fits) {
+    return Fail(FWDMETA_UNSUPPORTED, "max_batch_size %d passes the CUDA backend's %d slots", config.max_batch_size,
+                kMaxCudaSlots);
+  }
   fwdmeta_capacities_t result = FWDMETA_CAPACITIES_INITIALIZER;
   const Capacities capacities = ComputeCapacities(config, query.slots, query.tokens);
   result.decoder = capacities.mapping[kDecoder];
@@ -79,8 +84,8 @@ Status GetCapacities(const fwdmeta_config_t* in, const fwdmeta_capacity_query_t*
     result.block_table_width[i] = BlockTableWidth(config, i, query.block_table_alignment);
   }
   const Plan plan = MakePlan(config, 1);
-  const bool cuda = config.backend == FWDMETA_BACKEND_CUDA ||
-                    (config.backend == FWDMETA_BACKEND_AUTO && CudaAvailable());
+  const bool cuda =
+      config.backend == FWDMETA_BACKEND_CUDA || (config.backend == FWDMETA_BACKEND_AUTO && fits && CudaAvailable());
   const ArenaBytes bytes = cuda ? CudaArenaBytes(config, plan) : HostArenaBytes(config, plan);
   result.device_bytes = bytes.device;
   result.pinned_bytes = bytes.pinned;
@@ -167,8 +172,7 @@ fwdmeta_status_t fwdmeta_replay_wait(fwdmeta_builder_t handle, int64_t replay, f
 }
 
 fwdmeta_status_t fwdmeta_advance(fwdmeta_builder_t handle, const fwdmeta_advance_args_t* args) {
-  return WithBuilder(handle,
-                     [&](const std::shared_ptr<Builder>& builder) { return builder->Advance(builder, args); });
+  return WithBuilder(handle, [&](const std::shared_ptr<Builder>& builder) { return builder->Advance(builder, args); });
 }
 
 fwdmeta_status_t fwdmeta_advance_wait(fwdmeta_builder_t handle, int64_t advance, int64_t timeout_us,
@@ -185,7 +189,11 @@ const char* fwdmeta_field_name(fwdmeta_field_t field) {
 
 fwdmeta_status_t fwdmeta_meta_destroy(fwdmeta_meta_t handle) {
   return Guard([&] {
-    if (handle == 0 || Metas().Remove(handle)) return Status{FWDMETA_OK};
+    if (handle == 0) return Status{FWDMETA_OK};
+    MetaRef meta;
+    FWDMETA_TRY(FindMeta(handle, &meta));
+    FWDMETA_TRY(meta->CheckNoOpenReader());
+    if (Metas().Remove(handle)) return Status{FWDMETA_OK};
     return Fail(FWDMETA_INVALID_HANDLE, "0x%llx is no forward meta", (unsigned long long)handle);
   });
 }
@@ -213,8 +221,7 @@ fwdmeta_status_t fwdmeta_meta_get_field(fwdmeta_meta_t handle, fwdmeta_field_t f
 
 fwdmeta_status_t fwdmeta_builder_set_tensor(fwdmeta_builder_t handle, const char* name,
                                             const fwdmeta_tensor_t* tensor) {
-  return WithBuilder(handle,
-                     [&](const std::shared_ptr<Builder>& builder) { return builder->SetTensor(name, tensor); });
+  return WithBuilder(handle, [&](const std::shared_ptr<Builder>& builder) { return builder->SetTensor(name, tensor); });
 }
 
 fwdmeta_status_t fwdmeta_meta_set_tensor(fwdmeta_meta_t handle, const char* name, const fwdmeta_tensor_t* tensor) {

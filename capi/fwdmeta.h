@@ -18,21 +18,21 @@
  *               the capacity, after every build: a consumer with a fixed grid tests `batch_id < 0` and nothing else.
  *
  * ERRORS   Every call returns a status. On failure fwdmeta_last_error() has a message with the offending numbers.
- *          Nothing throws, aborts, exits or prints.
+ *          Nothing throws, aborts or exits, and nothing but the log prints.
  * HANDLES  are values (index, generation, type), never pointers. Null (0), freed, foreign and wrong-type handles give
  *          FWDMETA_INVALID_HANDLE. Destroying 0 is FWDMETA_OK and does nothing.
  * STRUCTS  Input and output structs begin with `struct_size`, which the INITIALIZER macros set. A shorter struct of an
  *          older caller is completed with defaults; a longer one is accepted while its unknown tail is all zero; 0 is
  *          refused. Of output structs only the first min(caller, library) bytes are written. Fields are only ever
- *          appended. Structs without `struct_size` are elements of arrays and are frozen.
- * THREADS  One thread at a time may issue builds, advances, resets and captures of one builder; different builders
- *          are independent. All calls that only read (counts, fields, dump, info) may come from any thread at any time.
+ *          appended. Structs without `struct_size` are parts of others and are frozen.
+ * THREADS  One thread at a time may issue builds, advances, resets, captures and reader calls of one builder; different
+ *          builders are independent. All other calls may come from any thread at any time.
  * STREAMS  `fwdmeta_stream_t` is a cudaStream_t; null is CUDA's default stream. Builds and replays of one builder are
  *          ordered on the device by the caller. A stream may be destroyed once its calls have returned; only
  *          fwdmeta_meta_reader_begin and fwdmeta_meta_dump need the stream that the step was built on. The host
  *          backend ignores streams.
- * CAPTURE  Calls state whether they may be made while a stream of this thread is being captured. No call breaks a
- *          capture that another thread has open.
+ * CAPTURE  Every call may be made while a stream is being captured, and breaks no capture; those that say
+ *          NOT_CAPTURABLE refuse when their own stream is.
  * DEVICE   The current device and context of the calling thread are the same after every call, errors included.
  */
 #ifndef FWDMETA_H
@@ -92,7 +92,7 @@ typedef uint64_t fwdmeta_meta_t;
 /* A cudaStream_t. */
 typedef void *fwdmeta_stream_t;
 
-/* An int64 field that holds this takes its documented default. */
+/* An int64 field whose comment names FWDMETA_DEFAULT takes the default that stands there. */
 #define FWDMETA_DEFAULT INT64_MIN
 
 #define FWDMETA_MAX_CACHE_GROUPS 8
@@ -156,8 +156,9 @@ typedef struct fwdmeta_group_config {
 } fwdmeta_group_config_t;
 
 /* Memory of one kind. `alloc` returns at least `bytes` bytes aligned to `alignment` (a power of two up to 256), or
- * null; `free` gets the same size back. Both may be called from a thread of the library after the builder's
- * destruction, with no lock held. Either both pointers are set or neither. */
+ * null; `free` gets the same size back, may be called from a thread of the library after the builder's destruction, and
+ * must not throw. No lock is held. Either both pointers are set or neither. They serve the arrays, the mirror and the
+ * staging; small host objects of a builder come from the C++ runtime, also at creation only. */
 typedef struct fwdmeta_allocator {
   void *(*alloc)(size_t bytes, size_t alignment, void *user);
   void (*free)(void *ptr, size_t bytes, void *user);
@@ -166,46 +167,50 @@ typedef struct fwdmeta_allocator {
 
 typedef struct fwdmeta_config {
   uint64_t struct_size;
-  int32_t api_version;           /* FWDMETA_VERSION of the header that the caller was compiled with */
-  fwdmeta_backend_t backend;     /* AUTO */
-  int64_t device;                /* CUDA ordinal; FWDMETA_DEFAULT: the calling thread's current device */
-  int64_t max_batch_size;        /* required, >= 1 */
-  int64_t max_num_tokens;        /* required, >= 1; covers the largest graph bucket */
-  int64_t max_model_len;         /* required, >= 1; includes look-ahead (draft) tokens */
-  int64_t max_num_kv_tokens;     /* >= 1; FWDMETA_DEFAULT: max_batch_size * max_model_len. Bounds the sum of D+N */
-  int64_t num_q_heads;           /* required, >= 1, divisible by num_kv_heads */
-  int64_t num_kv_heads;          /* required, >= 1 */
-  int64_t block_size;            /* 64; ignored when num_cache_groups > 0 */
-  int64_t kernel_block_size;     /* FWDMETA_DEFAULT: block_size; ignored when num_cache_groups > 0 */
-  int64_t num_cache_groups;      /* 0: one group made of the two sizes above; else 1..8 entries of cache_groups */
+  int32_t api_version;       /* FWDMETA_VERSION of the header that the caller was compiled with */
+  fwdmeta_backend_t backend; /* AUTO */
+  int64_t device;            /* CUDA ordinal; FWDMETA_DEFAULT: the calling thread's current device */
+  int64_t max_batch_size;    /* required, >= 1; at most 131072 on the CUDA backend (UNSUPPORTED) */
+  int64_t max_num_tokens;    /* required, >= 1; covers the largest graph bucket */
+  int64_t max_model_len;     /* required, >= 1; includes look-ahead (draft) tokens */
+  int64_t max_num_kv_tokens; /* >= 1; FWDMETA_DEFAULT: max_batch_size * max_model_len. Bounds the sum of D+N */
+  int64_t num_q_heads;       /* required, >= 1, divisible by num_kv_heads */
+  int64_t num_kv_heads;      /* required, >= 1 */
+  int64_t block_size;        /* 64; ignored when num_cache_groups > 0 */
+  int64_t kernel_block_size; /* FWDMETA_DEFAULT: block_size; ignored when num_cache_groups > 0 */
+  int64_t num_cache_groups;  /* 0: one group made of the two sizes above; else 1..8 entries of cache_groups */
   const fwdmeta_group_config_t *cache_groups; /* read during the call only */
-  int64_t encoder_block_shape_q; /* 64; query rows of an encoder tile */
-  int64_t decoder_block_shape_q; /* 16; query rows of a decoder tile */
-  fwdmeta_attention_t attention; /* APPEND */
-  int32_t reserved;              /* 0 */
-  int64_t mla_chunk_size;        /* 0: search; else the forced chunk */
-  int64_t num_sms;               /* >= 1; FWDMETA_DEFAULT: the device's; 132 on the host backend */
-  int64_t cp_size;               /* 1; context-parallel ranks R */
-  int64_t cp_rank;               /* 0 */
-  int64_t cp_interleave;         /* 1; consecutive positions per rank; divides every group's block_size */
-  int64_t pad_token_id;          /* 0; any int32 */
-  int64_t pad_seq_len;           /* 0; any int32; seq_lens_kv of slots that are not live */
-  uint64_t outputs;              /* bit (1 << FWDMETA_FIELD_x) per wanted array; all. Counts, maxima, the chunk and
-                                  * block counts are always written; the invalid counters count what is in the
-                                  * wanted arrays */
-  int64_t generations;           /* 1; sets of device arrays that eager builds rotate through */
-  int64_t depth;                 /* 4, >= 2; steps that the host mirror keeps */
-  int64_t max_metas;             /* 64, >= 1; fwdmeta_meta_t handles alive at once */
+  int64_t encoder_block_shape_q;              /* 64; query rows of an encoder tile */
+  int64_t decoder_block_shape_q;              /* 16; query rows of a decoder tile */
+  fwdmeta_attention_t attention;              /* APPEND */
+  int32_t reserved;                           /* 0 */
+  int64_t mla_chunk_size;                     /* 0: search; else the forced chunk */
+  int64_t num_sms;                            /* >= 1; FWDMETA_DEFAULT: the device's; 132 on the host backend */
+  int64_t cp_size;                            /* 1; context-parallel ranks R */
+  int64_t cp_rank;                            /* 0 */
+  int64_t cp_interleave;                      /* 1; consecutive positions per rank; divides every group's block_size */
+  int64_t pad_token_id;                       /* 0; any int32 */
+  int64_t pad_seq_len;                        /* 0; any int32; seq_lens_kv of slots that are not live */
+  uint64_t outputs;    /* bit (1 << FWDMETA_FIELD_x) per wanted array; all. Counts, maxima, the chunk and
+                        * block counts are always written; the invalid counters count what is in the
+                        * wanted arrays */
+  int64_t generations; /* 1, 1..64; sets of device arrays that eager builds rotate through */
+  int64_t depth;       /* 4, 2..4096; steps that the host mirror keeps */
+  int64_t max_metas;   /* 64, 1..65536; fwdmeta_meta_t handles alive at once */
   fwdmeta_allocator_t device_allocator; /* null: CUDA's; unused on the host backend */
   fwdmeta_allocator_t pinned_allocator; /* null: CUDA's; must give pinned mapped memory; unused on the host backend */
   fwdmeta_allocator_t host_allocator;   /* null: the C++ runtime's; holds the arrays of the host backend */
 } fwdmeta_config_t;
 
-#define FWDMETA_ALLOCATOR_INITIALIZER {NULL, NULL, NULL}
+#define FWDMETA_ALLOCATOR_INITIALIZER \
+  { NULL, NULL, NULL }
 #define FWDMETA_CONFIG_INITIALIZER                                                                                    \
-  {sizeof(fwdmeta_config_t), FWDMETA_VERSION, FWDMETA_BACKEND_AUTO, FWDMETA_DEFAULT, 0, 0, 0, FWDMETA_DEFAULT, 0, 0,  \
-   64, FWDMETA_DEFAULT, 0, NULL, 64, 16, FWDMETA_ATTENTION_APPEND, 0, 0, FWDMETA_DEFAULT, 1, 0, 1, 0, 0, UINT64_MAX,  \
-   1, 4, 64, FWDMETA_ALLOCATOR_INITIALIZER, FWDMETA_ALLOCATOR_INITIALIZER, FWDMETA_ALLOCATOR_INITIALIZER}
+  {                                                                                                                   \
+    sizeof(fwdmeta_config_t), FWDMETA_VERSION, FWDMETA_BACKEND_AUTO, FWDMETA_DEFAULT, 0, 0, 0, FWDMETA_DEFAULT, 0, 0, \
+        64, FWDMETA_DEFAULT, 0, NULL, 64, 16, FWDMETA_ATTENTION_APPEND, 0, 0, FWDMETA_DEFAULT, 1, 0, 1, 0, 0,         \
+        UINT64_MAX, 1, 4, 64, FWDMETA_ALLOCATOR_INITIALIZER, FWDMETA_ALLOCATOR_INITIALIZER,                           \
+        FWDMETA_ALLOCATOR_INITIALIZER                                                                                 \
+  }
 
 /* A bucket to bound (the grid that a consumer is captured with). Values < 1 are INVALID_ARGUMENT, values past the
  * configuration CAPACITY_EXCEEDED. */
@@ -215,34 +220,35 @@ typedef struct fwdmeta_capacity_query {
   int64_t tokens;                /* FWDMETA_DEFAULT: max_num_tokens */
   int64_t block_table_alignment; /* 1; block_table_width is rounded up to a multiple of it */
 } fwdmeta_capacity_query_t;
-#define FWDMETA_CAPACITY_QUERY_INITIALIZER {sizeof(fwdmeta_capacity_query_t), FWDMETA_DEFAULT, FWDMETA_DEFAULT, 1}
+#define FWDMETA_CAPACITY_QUERY_INITIALIZER \
+  { sizeof(fwdmeta_capacity_query_t), FWDMETA_DEFAULT, FWDMETA_DEFAULT, 1 }
 
 typedef struct fwdmeta_capacities {
   uint64_t struct_size;
-  int64_t decoder;   /* entries of decoder_batch_ids and decoder_tile_ids_per_batch */
-  int64_t encoder;   /* of encoder_* */
-  int64_t kv;        /* of kv_* */
-  int64_t pre_cache; /* of pre_cache_* */
+  int64_t decoder;                                     /* entries of decoder_batch_ids and decoder_tile_ids_per_batch */
+  int64_t encoder;                                     /* of encoder_* */
+  int64_t kv;                                          /* of kv_* */
+  int64_t pre_cache;                                   /* of pre_cache_* */
   int64_t block_table_width[FWDMETA_MAX_CACHE_GROUPS]; /* columns a table needs for max_model_len; 0 past the groups */
   int64_t device_bytes; /* what creation asks of each allocator, on the backend that the configuration selects */
   int64_t pinned_bytes;
   int64_t host_bytes;
 } fwdmeta_capacities_t;
-#define FWDMETA_CAPACITIES_INITIALIZER {sizeof(fwdmeta_capacities_t), 0, 0, 0, 0, {0}, 0, 0, 0}
+#define FWDMETA_CAPACITIES_INITIALIZER \
+  { sizeof(fwdmeta_capacities_t), 0, 0, 0, 0, {0}, 0, 0, 0 }
 
 /* Capacities of a configuration, and, with a bucket in `query`, upper bounds by the same formulas. Allocates nothing,
- * needs no device (with BACKEND_AUTO the byte totals are then those of the host backend). `query` may be null. Refuses what
- * fwdmeta_builder_create would refuse of the numbers. Any thread, any time, also while capturing. */
+ * needs no device (with BACKEND_AUTO the byte totals are then those of the host backend). `query` may be null. Refuses
+ * what fwdmeta_builder_create would refuse of the numbers. Any thread, any time, also while capturing. */
 FWDMETA_API fwdmeta_status_t fwdmeta_get_capacities(const fwdmeta_config_t *config,
-                                                    const fwdmeta_capacity_query_t *query,
-                                                    fwdmeta_capacities_t *out);
+                                                    const fwdmeta_capacity_query_t *query, fwdmeta_capacities_t *out);
 
 /* ------------------------------------------------------------------------------------------------ builder -- */
 
 /* Creates a builder: validates, allocates everything it will ever need (nothing is allocated later) and fills the
- * arrays with their tail values. May block. Not on a thread that is capturing in global mode. The caller owns the
- * handle. A configuration that cannot be had is refused with INVALID_ARGUMENT, UNSUPPORTED, CAPACITY_EXCEEDED (a
- * mapping's capacity past int32), NO_DEVICE, OUT_OF_MEMORY or CUDA_ERROR. */
+ * arrays with their tail values. May block. The caller owns the handle. A configuration that cannot be had is refused
+ * with INVALID_ARGUMENT, UNSUPPORTED, CAPACITY_EXCEEDED (a mapping's capacity past int32), NO_DEVICE, OUT_OF_MEMORY or
+ * CUDA_ERROR. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_create(const fwdmeta_config_t *config, fwdmeta_builder_t *out);
 
 /* Ends the handle and returns at once. The memory is freed when the last holder is gone (this handle, metas, captured
@@ -256,21 +262,24 @@ typedef struct fwdmeta_builder_info {
   int64_t num_sms;
   int64_t generations;
   int64_t depth;
-  int64_t single_launch_slots; /* builds of up to so many slots are one kernel, larger ones two; 0 on the host backend */
-  int64_t last_step;           /* number of the latest eager build, 0 before the first */
-  int64_t last_advance;        /* number of the latest fwdmeta_advance, 0 before the first */
-  int64_t host_waits;          /* how often a build with host lengths had to wait for a staging entry */
+  int64_t
+      single_launch_slots; /* builds of up to so many slots are one kernel, larger ones two; 0 on the host backend */
+  int64_t last_step;       /* number of the latest eager build, 0 before the first */
+  int64_t last_advance;    /* how many fwdmeta_advance calls were enqueued eagerly; replays are not among them */
+  int64_t host_waits;      /* how often a build with host lengths had to wait for a staging entry */
   int64_t device_bytes;
   int64_t pinned_bytes;
   int64_t host_bytes;
-  int32_t *advance_counts;     /* int32 [2] on the backend's memory: num_stopped, num_length_limited, latest advance */
+  int32_t *advance_counts; /* int32 [2] on the backend's memory: num_stopped, num_length_limited, latest advance */
 } fwdmeta_builder_info_t;
-#define FWDMETA_BUILDER_INFO_INITIALIZER {sizeof(fwdmeta_builder_info_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL}
+#define FWDMETA_BUILDER_INFO_INITIALIZER \
+  { sizeof(fwdmeta_builder_info_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL }
 
+/* Does not block. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_get_info(fwdmeta_builder_t builder, fwdmeta_builder_info_t *out);
 
-/* Refills every array of every set with its tail value, in-stream. Captured sets too. Not while capturing
- * (NOT_CAPTURABLE). */
+/* Refills every array of every set with its tail value, in-stream, captured sets too. NOT_CAPTURABLE while the stream
+ * is being captured, BUSY while a reader has begun and not ended; readers that have ended are waited for in-stream. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_reset(fwdmeta_builder_t builder, fwdmeta_stream_t stream);
 
 /* ------------------------------------------------------------------------------------------------- builds -- */
@@ -295,22 +304,25 @@ typedef struct fwdmeta_batch {
   uint64_t struct_size;
   fwdmeta_memory_kind_t memory_kind; /* of the three length arrays: stated, never detected */
   fwdmeta_build_flags_t flags;
-  int64_t batch_size;                /* 0..max_batch_size */
-  int64_t num_padded_tokens;         /* T, the length of the token axis with padding; -1: the sum of N */
-  const int32_t *seq_lens_encoder;   /* int32 [batch_size]; the three may be null where batch_size = 0 */
+  int64_t batch_size;              /* 0..max_batch_size */
+  int64_t num_padded_tokens;       /* T, the length of the token axis with padding; -1: the sum of N */
+  const int32_t *seq_lens_encoder; /* int32 [batch_size]; the three may be null where batch_size = 0 */
   const int32_t *seq_lens_decoder;
   const int32_t *seq_lens_this_time;
-  int64_t num_block_tables;          /* 0, or the number of cache groups */
+  int64_t num_block_tables;           /* 0 with block_tables null, else the number of cache groups */
   const fwdmeta_rows_t *block_tables; /* one per cache group; the array itself is host memory, read during the call */
   fwdmeta_rows_t input_ids;
-  fwdmeta_rows_t draft_tokens;       /* column 0 is the last accepted token */
+  fwdmeta_rows_t draft_tokens; /* column 0 is the last accepted token */
   fwdmeta_stream_t stream;
-  int64_t generation;                /* set to write. FWDMETA_DEFAULT: the next of the rotation; 0 when capturing */
+  int64_t generation; /* set to write. FWDMETA_DEFAULT: the next of the rotation; 0 when capturing */
 } fwdmeta_batch_t;
-#define FWDMETA_ROWS_INITIALIZER {NULL, 0, 0, NULL}
-#define FWDMETA_BATCH_INITIALIZER                                                                                     \
-  {sizeof(fwdmeta_batch_t), FWDMETA_MEMORY_DEVICE, 0, 0, -1, NULL, NULL, NULL, 0, NULL, FWDMETA_ROWS_INITIALIZER,     \
-   FWDMETA_ROWS_INITIALIZER, NULL, FWDMETA_DEFAULT}
+#define FWDMETA_ROWS_INITIALIZER \
+  { NULL, 0, 0, NULL }
+#define FWDMETA_BATCH_INITIALIZER                                                                                  \
+  {                                                                                                                \
+    sizeof(fwdmeta_batch_t), FWDMETA_MEMORY_DEVICE, 0, 0, -1, NULL, NULL, NULL, 0, NULL, FWDMETA_ROWS_INITIALIZER, \
+        FWDMETA_ROWS_INITIALIZER, NULL, FWDMETA_DEFAULT                                                            \
+  }
 
 /*
  * Enqueues the build of one step and returns: one kernel (two above single_launch_slots), no copy, no sync, no
@@ -330,56 +342,59 @@ typedef struct fwdmeta_batch {
  *
  * Fails with INVALID_ARGUMENT, INVALID_HANDLE, CAPACITY_EXCEEDED (batch_size or T past its maximum), INVALID_BATCH,
  * OUT_OF_RANGE (no such generation), BUSY (a reader has begun and not ended, a capture while a reader is pending, no
- * meta handle left), UNAVAILABLE (every set, or the one asked for, is captured), NOT_CAPTURABLE, CUDA_ERROR. On failure nothing is enqueued and no output is written.
+ * meta handle left), UNAVAILABLE (every set, or the one asked for, is captured), NOT_CAPTURABLE, CUDA_ERROR. On failure
+ * nothing is enqueued and no output is written.
  */
 FWDMETA_API fwdmeta_status_t fwdmeta_build(fwdmeta_builder_t builder, const fwdmeta_batch_t *batch,
                                            fwdmeta_meta_t *out_meta, int64_t *out_step);
 
 enum {
-  FWDMETA_ERROR_NEGATIVE = 1,           /* N < 0, or E < 0 or D < 0 in a live slot */
-  FWDMETA_ERROR_ENCODER_MISMATCH = 2,   /* E > 0 and E != N */
-  FWDMETA_ERROR_MODEL_LEN = 4,          /* D + N > max_model_len */
-  FWDMETA_ERROR_SUM_OVERFLOW = 8,       /* sum of N, or of D + N of live slots, past int32 */
-  FWDMETA_ERROR_NUM_TOKENS = 16,        /* sum of N > max_num_tokens */
-  FWDMETA_ERROR_PADDED_TOKENS = 32,     /* T < sum of N */
-  FWDMETA_ERROR_NUM_KV_TOKENS = 64      /* sum of D + N > max_num_kv_tokens */
+  FWDMETA_ERROR_NEGATIVE = 1,         /* N < 0, or E < 0 or D < 0 in a live slot */
+  FWDMETA_ERROR_ENCODER_MISMATCH = 2, /* E > 0 and E != N */
+  FWDMETA_ERROR_MODEL_LEN = 4,        /* D + N > max_model_len */
+  FWDMETA_ERROR_SUM_OVERFLOW = 8,     /* sum of N, or of D + N of live slots, past int32 */
+  FWDMETA_ERROR_NUM_TOKENS = 16,      /* sum of N > max_num_tokens */
+  FWDMETA_ERROR_PADDED_TOKENS = 32,   /* T < sum of N */
+  FWDMETA_ERROR_NUM_KV_TOKENS = 64    /* sum of D + N > max_num_kv_tokens */
 };
 enum {
   FWDMETA_WARNING_INVALID_SLOTS = 1,
   FWDMETA_WARNING_INVALID_IDS = 2,
-  FWDMETA_WARNING_REJECTED_CLAMPED = 4  /* of an advance since the previous good build */
+  FWDMETA_WARNING_REJECTED_CLAMPED = 4 /* of an advance since the previous good build */
 };
 
 typedef struct fwdmeta_counts {
   uint64_t struct_size;
-  int64_t step;                 /* eager: the step number; replay: its ordinal, 1, 2, ... */
-  int64_t error_value;          /* the number that broke a rule, and the limit it broke; 0 without an error */
+  int64_t step;        /* eager: the step number; replay: its ordinal, 1, 2, ... */
+  int64_t error_value; /* the number that broke a rule, and the limit it broke; 0 without an error */
   int64_t error_limit;
   int32_t batch_size;
   int32_t num_live;
   int32_t num_prefill;
   int32_t num_decode;
-  int32_t num_tokens;           /* sum of N */
-  int32_t num_padded_tokens;    /* T */
-  int32_t num_kv_tokens;        /* total of cu_seqlens_k */
-  int32_t num_attn_kv_tokens;   /* total of attn_cu_seqlens_k */
+  int32_t num_tokens;         /* sum of N */
+  int32_t num_padded_tokens;  /* T */
+  int32_t num_kv_tokens;      /* total of cu_seqlens_k */
+  int32_t num_attn_kv_tokens; /* total of attn_cu_seqlens_k */
   int32_t decoder_num_blocks;
   int32_t encoder_num_blocks;
   int32_t kv_num_blocks;
   int32_t pre_cache_num_blocks;
-  int32_t num_output_tokens;    /* total of cu_seqlens_q_output */
-  int32_t num_invalid_slots;    /* over all cache groups; final when is_final is set; saturates at 2^31-1 */
-  int32_t num_invalid_ids;      /* final when is_final is set */
-  int32_t warnings;             /* FWDMETA_WARNING_* bits; final when is_final is set */
-  int32_t error;                /* FWDMETA_ERROR_* bits, 0 for a good step */
-  int32_t error_slot;           /* -1: none */
-  int32_t max_len[FWDMETA_MAX_LEN_COUNT]; /* max_len_tensor */
-  int32_t decoder_chunk_size;   /* decoder_chunk_size_device */
-  int32_t is_final;             /* 1: the invalid counters too are those of the completed build */
+  int32_t num_output_tokens; /* total of cu_seqlens_q_output */
+  int32_t num_invalid_slots; /* over all cache groups; final when is_final is set; saturates at 2^31-1 */
+  int32_t num_invalid_ids;   /* final when is_final is set */
+  int32_t warnings;          /* FWDMETA_WARNING_* bits; final when is_final is set */
+  int32_t error;             /* FWDMETA_ERROR_* bits, 0 for a good step */
+  int32_t error_slot;        /* -1: none */
+  /* max_len_tensor, each >= 0: [0] max N; [1] max E of live slots; [2] max D of all slots, idle ones too; [3] max D+N
+   * of live slots; [4] max D of decode slots; [5] max D+N of live slots with D > 0; [6..8] 0 */
+  int32_t max_len[FWDMETA_MAX_LEN_COUNT];
+  int32_t decoder_chunk_size; /* decoder_chunk_size_device */
+  int32_t is_final;           /* 1: the invalid counters too are those of the completed build */
   int32_t reserved;
 } fwdmeta_counts_t;
-#define FWDMETA_COUNTS_INITIALIZER                                                                                    \
-  {sizeof(fwdmeta_counts_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0}
+#define FWDMETA_COUNTS_INITIALIZER \
+  { sizeof(fwdmeta_counts_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0 }
 
 /* A wait ends as soon as the counts are readable, or with FINAL when num_invalid_* are final too. */
 typedef int32_t fwdmeta_wait_flags_t;
@@ -404,31 +419,33 @@ FWDMETA_API fwdmeta_status_t fwdmeta_replay_wait(fwdmeta_builder_t builder, int6
 typedef struct fwdmeta_advance_args {
   uint64_t struct_size;
   int64_t batch_size;
-  int32_t *seq_lens_encoder;    /* int32 [batch_size], device memory (host memory on the host backend); rewritten */
+  int32_t *seq_lens_encoder; /* int32 [batch_size], device memory (host memory on the host backend); rewritten */
   int32_t *seq_lens_decoder;
   int32_t *seq_lens_this_time;
-  const int32_t *num_rejected;  /* int32 [batch_size] or null; decode slots, clamped to [0, N-1] */
-  const uint8_t *stop;          /* uint8 [batch_size] or null; non-zero ends the slot */
-  const int32_t *prompt_lens;   /* int32 [batch_size] or null */
-  int64_t num_draft_tokens;     /* k >= 0: the next step has up to 1 + k tokens per slot */
+  const int32_t *num_rejected; /* int32 [batch_size] or null; decode slots, clamped to [0, N-1] */
+  const uint8_t *stop;         /* uint8 [batch_size] or null; non-zero ends the slot */
+  const int32_t *prompt_lens;  /* int32 [batch_size] or null */
+  int64_t num_draft_tokens;    /* k >= 0: the next step has up to 1 + k tokens per slot */
   fwdmeta_stream_t stream;
 } fwdmeta_advance_args_t;
-#define FWDMETA_ADVANCE_ARGS_INITIALIZER                                                                              \
-  {sizeof(fwdmeta_advance_args_t), 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL}
+#define FWDMETA_ADVANCE_ARGS_INITIALIZER \
+  { sizeof(fwdmeta_advance_args_t), 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL }
 
 typedef struct fwdmeta_advance_counts {
   uint64_t struct_size;
-  int64_t advance;              /* ordinal in device order, replays of captured advances included */
-  int32_t num_stopped;          /* slots that became idle by `stop` */
-  int32_t num_length_limited;   /* slots that became idle because D has reached max_model_len */
+  int64_t advance;            /* ordinal in device order, replays of captured advances included */
+  int32_t num_stopped;        /* slots that became idle by `stop` */
+  int32_t num_length_limited; /* slots that became idle because D has reached max_model_len */
 } fwdmeta_advance_counts_t;
-#define FWDMETA_ADVANCE_COUNTS_INITIALIZER {sizeof(fwdmeta_advance_counts_t), 0, 0, 0}
+#define FWDMETA_ADVANCE_COUNTS_INITIALIZER \
+  { sizeof(fwdmeta_advance_counts_t), 0, 0, 0 }
 
 /*
  * Moves the lengths to the next decode step, in place, by one kernel and with no sync. For a live slot:
  *   D += N - rejected,  E = 0,  N = min(1 + k, max_model_len - D);  at N = 0, or where `stop` is set, N = E = 0.
  * A prefill slot with D + N < prompt_lens[b] stays as it is, and so does an idle one. A rejected count outside
- * [0, N-1] is clamped, and sets FWDMETA_WARNING_REJECTED_CLAMPED in the next good build. May be captured (one kernel node).
+ * [0, N-1] is clamped, and sets FWDMETA_WARNING_REJECTED_CLAMPED in the next good build. May be captured (one kernel
+ * node).
  */
 FWDMETA_API fwdmeta_status_t fwdmeta_advance(fwdmeta_builder_t builder, const fwdmeta_advance_args_t *args);
 
@@ -458,7 +475,7 @@ enum {
   FWDMETA_FIELD_ENCODER_NUM_BLOCKS_X_CPU = 8,      /* i32 [1] */
   FWDMETA_FIELD_ENCODER_CU_TILES = 9,              /* i32 [B+1] */
   FWDMETA_FIELD_KV_BATCH_IDS = 10,                 /* i32 [kv] */
-  FWDMETA_FIELD_KV_TILE_IDS_PER_BATCH = 11,        /* i32 [kv]; page floor(D / block_size) + tile of the sequence */
+  FWDMETA_FIELD_KV_TILE_IDS_PER_BATCH = 11,        /* i32 [kv]; tile t is page floor(D / block_size) + t of the slot */
   FWDMETA_FIELD_KV_NUM_BLOCKS_X = 12,              /* i32 [1] */
   FWDMETA_FIELD_KV_NUM_BLOCKS_X_CPU = 13,          /* i32 [1] */
   FWDMETA_FIELD_KV_CU_TILES = 14,                  /* i32 [B+1] */
@@ -468,9 +485,9 @@ enum {
   FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS_CPU = 18,     /* i32 [1] */
   FWDMETA_FIELD_PRE_CACHE_CU_TILES = 19,           /* i32 [B+1] */
   FWDMETA_FIELD_DECODER_CHUNK_SIZE_DEVICE = 20,    /* i32 [1]; tokens per KV chunk of mla, 0 in append mode */
-  FWDMETA_FIELD_CU_SEQLENS_Q = 21,                 /* i32 [B+1] */
-  FWDMETA_FIELD_CU_SEQLENS_K = 22,                 /* i32 [B+1] */
-  FWDMETA_FIELD_ATTN_CU_SEQLENS_K = 23,            /* i32 [B+1] */
+  FWDMETA_FIELD_CU_SEQLENS_Q = 21,                 /* i32 [B+1]; of N */
+  FWDMETA_FIELD_CU_SEQLENS_K = 22,                 /* i32 [B+1]; of D+N of live slots */
+  FWDMETA_FIELD_ATTN_CU_SEQLENS_K = 23,            /* i32 [B+1]; of D+N of prefill slots and N of decode slots */
   FWDMETA_FIELD_SEQ_LENS_KV = 24,                  /* i32 [B]; pad_seq_len where not live */
   FWDMETA_FIELD_SEQ_LENS_KV_LOCAL = 25,            /* i32 [B]; this rank's share; only with cp_size > 1 */
   FWDMETA_FIELD_BATCH_ID_PER_TOKEN = 26,           /* i32 [T]; padding -1. Signed */
@@ -479,16 +496,16 @@ enum {
   FWDMETA_FIELD_IS_PADDING = 29,                   /* u8 [T]; padding 1 */
   FWDMETA_FIELD_MASK_ENCODER_BATCH = 30,           /* i32 [T]; 1 for prefill tokens */
   FWDMETA_FIELD_IDS_REMOVE_PADDING = 31,           /* i64 [T]; padding pad_token_id */
-  FWDMETA_FIELD_SEQ_LENS_OUTPUT = 32,              /* i32 [B]; rows that need logits */
+  FWDMETA_FIELD_SEQ_LENS_OUTPUT = 32,              /* i32 [B]; rows that need logits: prefill 1, decode N, idle 0 */
   FWDMETA_FIELD_CU_SEQLENS_Q_OUTPUT = 33,          /* i32 [B+1] */
   FWDMETA_FIELD_BATCH_ID_PER_TOKEN_OUTPUT = 34,    /* i32 [T]; tail -1 */
   FWDMETA_FIELD_LOGITS_INDICES = 35,               /* i32 [T]; index on the token axis; tail -1 */
   FWDMETA_FIELD_LAST_TOKEN_INDEX = 36,             /* i32 [B]; -1: none */
   FWDMETA_FIELD_MAX_LEN_TENSOR = 37,               /* i32 [9], device */
   FWDMETA_FIELD_MAX_LEN_TENSOR_CPU = 38,           /* i32 [9] */
-  FWDMETA_FIELD_COUNTS = 39,                       /* i32 [18], device: batch_size ... error_slot as in fwdmeta_counts_t */
-  FWDMETA_FIELD_COUNTS_I64 = 40,                   /* i64 [3], device: error_value, error_limit, step */
-  FWDMETA_FIELD_COUNT = 41                         /* closing sentinel */
+  FWDMETA_FIELD_COUNTS = 39,     /* i32 [18], device: batch_size ... error_slot as in fwdmeta_counts_t */
+  FWDMETA_FIELD_COUNTS_I64 = 40, /* i64 [3], device: error_value, error_limit, step */
+  FWDMETA_FIELD_COUNT = 41       /* closing sentinel */
 };
 
 /* dtype codes are DLPack's. */
@@ -503,18 +520,20 @@ enum {
 
 typedef struct fwdmeta_tensor {
   uint64_t struct_size;
-  void *data;                        /* borrowed: the library never frees what the engine sets, nor reads it but to dump */
+  void *data; /* borrowed: the library never frees what the engine sets, nor reads it but to dump */
   fwdmeta_memory_kind_t memory_kind;
-  int32_t device;                    /* ordinal of device memory, -1 for host memory */
+  int32_t device; /* ordinal of device memory, -1 for host memory */
   fwdmeta_dtype_code_t dtype_code;
   uint8_t dtype_bits;
-  uint16_t dtype_lanes;              /* 1 */
-  int32_t ndim;                      /* 0..8 */
+  uint16_t dtype_lanes; /* 1 */
+  int32_t ndim;         /* 0..8 */
   int64_t shape[FWDMETA_MAX_DIMS];
   int64_t strides[FWDMETA_MAX_DIMS]; /* elements; row-major for built fields */
 } fwdmeta_tensor_t;
-#define FWDMETA_TENSOR_INITIALIZER                                                                                    \
-  {sizeof(fwdmeta_tensor_t), NULL, FWDMETA_MEMORY_DEVICE, -1, FWDMETA_DTYPE_INT, 32, 1, 0, {0}, {0}}
+#define FWDMETA_TENSOR_INITIALIZER                                                                     \
+  {                                                                                                    \
+    sizeof(fwdmeta_tensor_t), NULL, FWDMETA_MEMORY_DEVICE, -1, FWDMETA_DTYPE_INT, 32, 1, 0, {0}, { 0 } \
+  }
 
 /* The name of a field ("decoder_batch_ids"), null for a number outside [0, FWDMETA_FIELD_COUNT). A static string. */
 FWDMETA_API const char *fwdmeta_field_name(fwdmeta_field_t field);
@@ -523,25 +542,27 @@ FWDMETA_API const char *fwdmeta_field_name(fwdmeta_field_t field);
 
 /*
  * A fwdmeta_meta_t is the view of one step: a set of arrays and an entry of the mirror. It holds the builder's memory
- * alive. The arrays of an eager step are those of its set, which the build `generations` steps later overwrites.
+ * alive. The arrays of an eager step are those of its set, which the set's next build overwrites.
  */
 
-/* Ends the handle. OK for 0. Any time, also while capturing. */
+/* Ends the handle. OK for 0. BUSY while a reader of this meta has begun and not ended. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_destroy(fwdmeta_meta_t meta);
 
 /* A tensor by name: a built field, `slot_mapping[g]` for cache group g (plain `slot_mapping` is group 0), or what the
- * engine has set on the meta or, failing that, on the builder. NOT_FOUND for anything else, fields that the
- * configuration did not ask for included. EXPIRED for *_cpu fields whose mirror entry has been overwritten. */
+ * engine has set on the meta or, failing that, on the builder. NOT_FOUND for any other name, fields that the
+ * configuration did not ask for included; INVALID_ARGUMENT for what can be no name. EXPIRED for *_cpu fields whose
+ * mirror entry has been overwritten. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_get(fwdmeta_meta_t meta, const char *name, fwdmeta_tensor_t *out);
 
 /* A built field by number; `group` is the cache group for SLOT_MAPPING, else 0. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_get_field(fwdmeta_meta_t meta, fwdmeta_field_t field, int32_t group,
                                                     fwdmeta_tensor_t *out);
 
-/* Sets an engine-owned tensor under a name (1..63 characters; `caches[3]` is a name like any other) without copying
- * its data; a null `tensor` removes it. A later set replaces the former. The names of built fields are refused with
- * INVALID_ARGUMENT. A builder's tensors (up to 1024) are seen by all its metas, a meta's own (up to 32) come first;
- * beyond that CAPACITY_EXCEEDED. Any thread; not concurrently with readers of the same name. */
+/* Sets an engine-owned tensor under a name (1..63 printable ASCII characters; `caches[3]` is a name like any other)
+ * without copying its data; a null `tensor` removes it (NOT_FOUND where none is set). A later set replaces the former.
+ * The names of built fields are refused with INVALID_ARGUMENT. A builder's tensors (up to 1024) are seen by all its
+ * metas, a meta's own (up to 32) come first; beyond that CAPACITY_EXCEEDED. Any thread; not concurrently with readers
+ * of the same name. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_set_tensor(fwdmeta_builder_t builder, const char *name,
                                                         const fwdmeta_tensor_t *tensor);
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_set_tensor(fwdmeta_meta_t meta, const char *name,
@@ -589,8 +610,9 @@ FWDMETA_API fwdmeta_status_t fwdmeta_meta_get_attn_backend(fwdmeta_meta_t meta, 
 
 /* A reader on another stream. begin: `stream` waits for the build (an event recorded on the build's stream, no host
  * wait). end: the next eager build of the set waits in-stream for what `stream` holds at this point. A build of the set
- * between the two is BUSY. At most 16 readers a set may be open or pending; beyond that BUSY. Not while either
- * stream is being captured (NOT_CAPTURABLE). On the host backend both do nothing. */
+ * between the two is BUSY. At most 16 readers a set may be open or pending; beyond that BUSY. NOT_CAPTURABLE while
+ * either stream is being captured, UNAVAILABLE for the meta of a captured build, whose replays the engine orders
+ * itself. On the host backend both only count. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_reader_begin(fwdmeta_meta_t meta, fwdmeta_stream_t stream);
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_reader_end(fwdmeta_meta_t meta, fwdmeta_stream_t stream);
 

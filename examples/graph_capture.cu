@@ -90,7 +90,7 @@ int main() try {
   check(cudaGraphExecDestroy(exec));
   check(cudaGraphDestroy(graph));
   check(cudaFree(device));
-  builder.reset();  // before its stream
+  builder.reset();
   check(cudaStreamDestroy(stream));
   return right ? 0 : 1;
 } catch (const std::exception& error) {

@@ -235,6 +235,8 @@ void UseGroup(fwdmeta_config_t& c) {
 const BadConfig kBadConfigs[] = {
     {"struct_size 0", [](fwdmeta_config_t& c) { c.struct_size = 0; }},
     {"backend", [](fwdmeta_config_t& c) { c.backend = 3; }},
+    {"api_version of another major", [](fwdmeta_config_t& c) { c.api_version = 70000; }},
+    {"device -1", [](fwdmeta_config_t& c) { c.device = -1; }},
     {"max_batch_size 0", [](fwdmeta_config_t& c) { c.max_batch_size = 0; }},
     {"max_batch_size not given", [](fwdmeta_config_t& c) { c.max_batch_size = FWDMETA_DEFAULT; }},
     {"max_batch_size past int32", [](fwdmeta_config_t& c) { c.max_batch_size = kPast; }},
@@ -368,6 +370,20 @@ TEST_P(Errors, AllowedConfigurations) {
     EXPECT_OK(fwdmeta_get_capacities(&config, nullptr, &capacities)) << c.name;
     EXPECT_OK(fwdmeta_builder_destroy(builder));
   }
+}
+
+// Sizes are 64-bit numbers up to the largest configuration.
+TEST_P(Errors, CapacitiesOfTheLargestConfiguration) {
+  fwdmeta_config_t config = SmallC(backend());
+  config.max_batch_size = config.max_model_len = INT32_MAX;
+  config.max_num_tokens = 1;
+  config.max_num_kv_tokens = FWDMETA_DEFAULT;
+  fwdmeta_capacities_t out = FWDMETA_CAPACITIES_INITIALIZER;
+  ASSERT_OK(fwdmeta_get_capacities(&config, nullptr, &out));
+  EXPECT_EQ(33554432, out.pre_cache);
+  EXPECT_EQ(33554432, out.block_table_width[0]);
+  // Eight prefix sums and three arrays of one int32 a slot, at least.
+  EXPECT_GT(backend() == FWDMETA_BACKEND_HOST ? out.host_bytes : out.device_bytes, int64_t{11} * INT32_MAX * 4);
 }
 
 TEST_P(Errors, CapacityQueries) {

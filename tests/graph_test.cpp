@@ -902,6 +902,78 @@ TEST_F(Graphs, ACapturedAdvanceIsOneNode) {
   EXPECT_EQ(std::make_pair(1, 1), graph.Nodes());
 }
 
+TEST_F(Graphs, CapturedStepsHaveNoReadersAndResetsWaitForThem) {
+  reference::Config config = ConfigFor(8);
+  config.generations = 2;
+  Builder builder(kCuda, config);
+  Captured captured(builder, Decodes(8));
+  ASSERT_FALSE(HasFailure());
+  Stream reader;
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_STATUS(FWDMETA_UNAVAILABLE, fwdmeta_meta_reader_begin(captured.meta(), reader));
+  }
+  ASSERT_TRUE(builder.Run(Decodes(3), FWDMETA_MEMORY_DEVICE, 1));
+  ASSERT_OK(fwdmeta_meta_reader_begin(builder.meta(), reader));
+  EXPECT_STATUS(FWDMETA_BUSY, fwdmeta_builder_reset(builder.handle(), nullptr));
+  ASSERT_OK(fwdmeta_meta_reader_end(builder.meta(), reader));
+  EXPECT_OK(fwdmeta_builder_reset(builder.handle(), nullptr));
+  Synchronize(kCuda);
+}
+
+// The stream of a build may go before its builder does.
+TEST_F(Graphs, StreamsMayGoFirst) {
+  std::vector<fwdmeta_group_config_t> groups;
+  for (bool own_allocators : {false, true}) {
+    CountingAllocator device(Memory::kDevice), pinned(Memory::kPinned);
+    fwdmeta_config_t c = ToC(ConfigFor(8), kCuda, &groups);
+    if (own_allocators) {
+      c.device_allocator = device.Get();
+      c.pinned_allocator = pinned.Get();
+    }
+    fwdmeta_builder_t builder = 0;
+    ASSERT_OK(fwdmeta_builder_create(&c, &builder));
+    Slots slots(Decodes(8));
+    for (int i = 0; i < 3; ++i) {
+      Stream stream;
+      fwdmeta_batch_t batch = slots.batch();
+      batch.stream = static_cast<cudaStream_t>(stream);
+      ASSERT_OK(fwdmeta_build(builder, &batch, nullptr, nullptr));
+      stream.Wait();
+    }
+    EXPECT_OK(fwdmeta_builder_destroy(builder));
+    EXPECT_TRUE(device.WaitUntilEmpty());
+    EXPECT_TRUE(pinned.WaitUntilEmpty());
+  }
+}
+
+// A build that CUDA refuses takes no step and no staging entry.
+TEST_F(Graphs, ARefusedBuildLeavesTheRingAsItWas) {
+  reference::Config config = ConfigFor(8);
+  config.depth = 2;
+  for (const fwdmeta_memory_kind_t before : {FWDMETA_MEMORY_DEVICE, FWDMETA_MEMORY_HOST}) {
+    Builder builder(kCuda, config);
+    ASSERT_TRUE(builder.Run(Decodes(2), before));
+    ASSERT_TRUE(builder.Run(Decodes(3), before));
+    const int64_t step = builder.step();
+    Stream blocking(cudaStreamDefault);
+    Graph graph;
+    graph.Begin(blocking);  // the default stream cannot be used now
+    const reference::Batch four = Decodes(4);
+    fwdmeta_batch_t batch = builder.inputs().Put(four, FWDMETA_MEMORY_HOST);
+    EXPECT_NE(Name(FWDMETA_OK), Name(fwdmeta_build(builder.handle(), &batch, nullptr, nullptr)));
+    graph.End();
+    cudaGetLastError();
+    fwdmeta_counts_t counts = FWDMETA_COUNTS_INITIALIZER;
+    EXPECT_OK(fwdmeta_counts_wait(builder.handle(), step, FWDMETA_WAIT_FINAL, 0, &counts));
+    EXPECT_OK(fwdmeta_counts_wait(builder.handle(), step - 1, FWDMETA_WAIT_FINAL, 0, &counts));
+    batch.flags = FWDMETA_BUILD_NO_WAIT;
+    int64_t next = 0;
+    EXPECT_OK(fwdmeta_build(builder.handle(), &batch, nullptr, &next));
+    EXPECT_EQ(step + 1, next);
+    EXPECT_OK(fwdmeta_counts_wait(builder.handle(), next, FWDMETA_WAIT_FINAL, 20000000, &counts));
+  }
+}
+
 // A decode loop without the host: build, then advance, in one graph.
 TEST_F(Graphs, ReplayedDecodeLoop) {
   reference::Config config = ConfigFor(40);

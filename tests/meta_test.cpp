@@ -976,6 +976,96 @@ TEST_P(Meta, ReadersWithinAStream) {
   ASSERT_TRUE(builder.Run(Numbered(2)));
 }
 
+// ---- what the engine hands over
+
+TEST_P(Meta, DumpsDoNotFollowWhatTheyCannotRead) {
+  Builder builder(backend(), SmallConfig());
+  ASSERT_TRUE(builder.Run(Numbered(1)));
+  fwdmeta_tensor_t tensor = FWDMETA_TENSOR_INITIALIZER;  // device memory
+  tensor.ndim = 1;
+  tensor.shape[0] = 4;
+  tensor.strides[0] = 2;  // not row-major: read on no backend
+  tensor.data = reinterpret_cast<void*>(0x7f1200000000);
+  ASSERT_OK(fwdmeta_meta_set_tensor(builder.meta(), "strided", &tensor));
+  if (backend() == FWDMETA_BACKEND_HOST) {
+    tensor.strides[0] = 1;
+    ASSERT_OK(fwdmeta_builder_set_tensor(builder.handle(), "caches[0]", &tensor));
+  }
+  std::string text;
+  const auto write = [](const char* data, size_t size, void* user) -> int32_t {
+    static_cast<std::string*>(user)->append(data, size);
+    return 0;
+  };
+  EXPECT_STATUS(FWDMETA_INVALID_HANDLE, fwdmeta_meta_destroy(77));
+  const std::string before = fwdmeta_last_error();
+  ASSERT_OK(fwdmeta_meta_dump(builder.meta(), FWDMETA_DUMP_JSON, write, &text));
+  EXPECT_EQ(before, fwdmeta_last_error()) << "the message is that of the latest failed call";
+  const nlohmann::json dump = nlohmann::json::parse(text);
+  for (const auto& field : dump["fields"]) {
+    if (field["origin"] == "engine") {
+      EXPECT_TRUE(field["content"].is_null()) << field;
+    }
+  }
+}
+
+TEST_P(Meta, TensorsThatCannotBe) {
+  Builder builder(backend(), SmallConfig());
+  int64_t data = 0;
+  fwdmeta_tensor_t tensor = FWDMETA_TENSOR_INITIALIZER;
+  tensor.data = &data;
+  tensor.memory_kind = FWDMETA_MEMORY_HOST;
+  tensor.ndim = 2;
+  tensor.shape[0] = tensor.shape[1] = int64_t{1} << 32;
+  EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_builder_set_tensor(builder.handle(), "past int64", &tensor));
+  tensor.shape[0] = tensor.shape[1] = 1;
+  for (const char* name : {"a\xff", "line\n", "\x7f"}) {
+    EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_builder_set_tensor(builder.handle(), name, &tensor));
+  }
+  EXPECT_OK(fwdmeta_builder_set_tensor(builder.handle(), "one", &tensor));
+}
+
+TEST_P(Meta, AnOpenReaderKeepsItsMeta) {
+  Builder builder(backend(), SmallConfig());
+  ASSERT_TRUE(builder.Run(Numbered(1)));
+  const fwdmeta_meta_t meta = builder.meta();
+  EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_meta_reader_end(meta, nullptr)) << "none has begun";
+  ASSERT_OK(fwdmeta_meta_reader_begin(meta, nullptr));
+  EXPECT_STATUS(FWDMETA_BUSY, fwdmeta_meta_destroy(meta));
+  ASSERT_OK(fwdmeta_meta_reader_end(meta, nullptr));
+  EXPECT_TRUE(builder.Run(Numbered(2))) << "and the set is free again";
+}
+
+TEST_P(Meta, MisalignedMemoryIsRefused) {
+  std::vector<fwdmeta_group_config_t> groups;
+  for (size_t offset : {1, 8, 16, 128}) {
+    CountingAllocator device(Memory::kDevice), pinned(Memory::kPinned), host(Memory::kHost);
+    struct Shifted {
+      fwdmeta_allocator_t inner;
+      size_t offset;
+    } shifted{backend() == FWDMETA_BACKEND_HOST ? host.Get() : pinned.Get(), offset};
+    const fwdmeta_allocator_t shifting = {
+        [](size_t bytes, size_t alignment, void* user) -> void* {
+          const Shifted* s = static_cast<Shifted*>(user);
+          return static_cast<char*>(s->inner.alloc(bytes + 256, alignment, s->inner.user)) + s->offset;
+        },
+        [](void* memory, size_t bytes, void* user) {
+          const Shifted* s = static_cast<Shifted*>(user);
+          s->inner.free(static_cast<char*>(memory) - s->offset, bytes + 256, s->inner.user);
+        },
+        &shifted};
+    fwdmeta_config_t c = ToC(SmallConfig(), backend(), &groups);
+    c.device_allocator = device.Get();
+    c.pinned_allocator = shifting;
+    c.host_allocator = shifting;
+    fwdmeta_builder_t builder = 0;
+    EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_builder_create(&c, &builder)) << offset;
+    for (const CountingAllocator* a : {&device, &pinned, &host}) {
+      EXPECT_TRUE(a->WaitUntilEmpty());
+      EXPECT_EQ("", a->misuse());
+    }
+  }
+}
+
 INSTANTIATE_BACKENDS(Meta);
 
 // ---- the log

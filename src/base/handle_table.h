@@ -12,12 +12,15 @@ namespace fwdmeta {
 template <class Ref, uint64_t kType>
 class HandleTable {
  public:
-  // Makes room for `count` more objects, so that later Insert calls do not allocate. May throw std::bad_alloc.
-  void Reserve(size_t count) {
+  // Makes room for `count` more objects, so that later Insert calls neither allocate nor fail. False: there is none.
+  // May throw std::bad_alloc, and has then done nothing.
+  bool Reserve(size_t count) {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (reserved_ + count > kIndexMask) return false;
     entries_.reserve(reserved_ + count);
     free_.reserve(reserved_ + count);
     reserved_ += count;
+    return true;
   }
 
   void Unreserve(size_t count) {
@@ -25,7 +28,7 @@ class HandleTable {
     reserved_ -= count;
   }
 
-  // Returns 0 when the table is full.
+  // For an object that room has been reserved for.
   uint64_t Insert(Ref object) {
     std::lock_guard<std::mutex> lock(mutex_);
     uint64_t index;
@@ -34,7 +37,6 @@ class HandleTable {
       free_.pop_back();
     } else {
       index = entries_.size();
-      if (index > kIndexMask) return 0;
       entries_.push_back({});
     }
     Entry& entry = entries_[index];

@@ -1,5 +1,8 @@
 #include "base/log.h"
 
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -7,9 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 
 namespace fwdmeta {
 namespace {

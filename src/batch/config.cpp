@@ -66,14 +66,10 @@ Status ParseGroups(const fwdmeta_config_t& in, Config* out) {
 
 }  // namespace
 
-const fwdmeta_config_t& DefaultConfig() {
-  static const fwdmeta_config_t config = FWDMETA_CONFIG_INITIALIZER;
-  return config;
-}
-
 Status ParseConfig(const fwdmeta_config_t* config, Config* out) {
   fwdmeta_config_t in;
-  FWDMETA_TRY(ReadStruct(config, DefaultConfig(), "config", &in));
+  static const fwdmeta_config_t defaults = FWDMETA_CONFIG_INITIALIZER;
+  FWDMETA_TRY(ReadStruct(config, defaults, "config", &in));
   if (in.api_version < 0 || in.api_version / 10000 != FWDMETA_VERSION_MAJOR) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "api_version is %d, this library is %d", in.api_version, FWDMETA_VERSION);
   }

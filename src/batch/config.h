@@ -38,7 +38,4 @@ constexpr int32_t kMlaSingleSlotChunk = 64;
 
 Status ParseConfig(const fwdmeta_config_t* in, Config* out);
 
-// Reads the struct only; for fields that matter before the numbers do.
-const fwdmeta_config_t& DefaultConfig();
-
 }  // namespace fwdmeta

@@ -80,6 +80,7 @@ class Backend {
 // Deleters give the memory back after the recorded work, without blocking the caller.
 using BackendPtr = std::unique_ptr<Backend, void (*)(Backend*)>;
 
+constexpr int32_t kMaxCudaSlots = 131072;
 constexpr int64_t kHostBackendSms = 132;  // of an H200, so that its tuning runs can be reproduced anywhere
 
 ArenaBytes HostArenaBytes(const Config& config, const Plan& plan);
@@ -90,6 +91,12 @@ bool CudaAvailable();
 ArenaBytes CudaArenaBytes(const Config& config, const Plan& plan);
 // Resolves config->device and config->num_sms; *plan is made from them.
 Status CreateCudaBackend(Config* config, Plan* plan, BackendPtr* out);
+
+// Every array lies at a multiple of 256 bytes from its arena's begin.
+inline Status CheckArenaAlignment(const void* arena, const char* name) {
+  if (reinterpret_cast<uintptr_t>(arena) % 256 == 0) return FWDMETA_OK;
+  return Fail(FWDMETA_INVALID_ARGUMENT, "the %s allocator gave %p, which is not aligned to 256 bytes", name, arena);
+}
 
 // The common size of the mirror's part of an arena.
 inline int64_t MirrorBytes(const Config& config) {

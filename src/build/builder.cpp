@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <new>
 #include <thread>
 
 #include "base/log.h"
@@ -64,10 +63,10 @@ int64_t CopyEntry(const MirrorEntry& entry, bool need_final, EntryCopy* out) {
 
 // Whether the plain copy of an entry that the device writes, which *_cpu fields point to, has arrived too.
 bool ViewArrived(const MirrorEntry& entry, const CountsBlock& block) {
-  const volatile int32_t* view = reinterpret_cast<const volatile int32_t*>(&entry.view);
+  const int32_t* view = reinterpret_cast<const int32_t*>(&entry.view);
   const int32_t* words = reinterpret_cast<const int32_t*>(&block);
   for (int32_t i = 0; i < kCountsWords; ++i) {
-    if (view[i] != words[i]) return false;
+    if (__atomic_load_n(view + i, __ATOMIC_ACQUIRE) != words[i]) return false;
   }
   return true;
 }
@@ -112,8 +111,8 @@ Status ReadRows(const fwdmeta_rows_t& in, int64_t batch_size, const char* name, 
     return Fail(FWDMETA_INVALID_ARGUMENT, "%s.width is %lld, expected 0..%d", name, (long long)in.width, INT32_MAX);
   }
   if (batch_size > 1 && in.row_stride < in.width) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "%s.row_stride %lld is below its width %lld", name,
-                (long long)in.row_stride, (long long)in.width);
+    return Fail(FWDMETA_INVALID_ARGUMENT, "%s.row_stride %lld is below its width %lld", name, (long long)in.row_stride,
+                (long long)in.width);
   }
   out->data = static_cast<const T*>(in.data);
   out->width = static_cast<int32_t>(in.width);
@@ -138,10 +137,14 @@ Status Builder::Create(const fwdmeta_config_t* in, fwdmeta_builder_t* out) {
   FWDMETA_TRY(ParseConfig(in, &config));
   FWDMETA_TRY(CheckCapacities(config));
   if (config.backend == FWDMETA_BACKEND_AUTO) {
-    config.backend = CudaAvailable() ? FWDMETA_BACKEND_CUDA : FWDMETA_BACKEND_HOST;
+    const bool fits = config.max_batch_size <= kMaxCudaSlots;
+    config.backend = fits && CudaAvailable() ? FWDMETA_BACKEND_CUDA : FWDMETA_BACKEND_HOST;
     if (config.backend == FWDMETA_BACKEND_HOST) {
       static std::atomic<bool> said{false};
-      if (!said.exchange(true)) Log(FWDMETA_LOG_WARN, "no CUDA device can be used; builders use the host backend");
+      if (!said.exchange(true))
+        Log(FWDMETA_LOG_WARN,
+            fits ? "no CUDA device can be used; builders use the host backend"
+                 : "max_batch_size passes the CUDA backend's limit; the builder uses the host backend");
     }
   }
   if (config.backend == FWDMETA_BACKEND_CUDA) {
@@ -154,20 +157,24 @@ Status Builder::Create(const fwdmeta_config_t* in, fwdmeta_builder_t* out) {
   builder->captured_sets_.resize(config.generations);
   builder->staged_entries_ = std::vector<std::atomic<bool>>(config.depth);
   builder->tensors_.Reserve(kBuilderTensors);
+  if (!Builders().Reserve(1)) return Fail(FWDMETA_OUT_OF_MEMORY, "no builder handle is left");
+  builder->reserved_builder_ = true;
+  if (!Metas().Reserve(config.max_metas)) {
+    return Fail(FWDMETA_OUT_OF_MEMORY, "max_metas is %d and so many handles are not left", config.max_metas);
+  }
+  builder->reserved_metas_ = true;
   for (int32_t i = 0; i < config.max_metas; ++i) builder->metas_.push_back(std::make_shared<Meta>());
-  Metas().Reserve(config.max_metas);
   const ArenaBytes& bytes = builder->backend_->bytes();
   Log(FWDMETA_LOG_DEBUG, "builder: backend %s, device %lld, %lld + %lld + %lld bytes (device, pinned, host)",
       config.backend == FWDMETA_BACKEND_CUDA ? "cuda" : "host", (long long)builder->backend_->device(),
       (long long)bytes.device, (long long)bytes.pinned, (long long)bytes.host);
-  const uint64_t handle = Builders().Insert(builder);
-  if (handle == 0) return Fail(FWDMETA_OUT_OF_MEMORY, "no builder handle is left");
-  *out = handle;
+  *out = Builders().Insert(builder);
   return FWDMETA_OK;
 }
 
 Builder::~Builder() {
-  if (!metas_.empty()) Metas().Unreserve(config_.max_metas);
+  if (reserved_builder_) Builders().Unreserve(1);
+  if (reserved_metas_) Metas().Unreserve(config_.max_metas);
 }
 
 Status Builder::Destroy(fwdmeta_builder_t handle) {
@@ -190,21 +197,20 @@ Status Builder::ReadBatch(const fwdmeta_batch_t& batch, Inputs* out) const {
   if (batch.num_padded_tokens < -1) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "num_padded_tokens is %lld", (long long)batch.num_padded_tokens);
   }
-  if (batch.batch_size > 0 && (batch.seq_lens_encoder == nullptr || batch.seq_lens_decoder == nullptr ||
-                               batch.seq_lens_this_time == nullptr)) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "a length array is null and batch_size is %lld",
-                (long long)batch.batch_size);
+  if (batch.batch_size > 0 &&
+      (batch.seq_lens_encoder == nullptr || batch.seq_lens_decoder == nullptr || batch.seq_lens_this_time == nullptr)) {
+    return Fail(FWDMETA_INVALID_ARGUMENT, "a length array is null and batch_size is %lld", (long long)batch.batch_size);
   }
   FWDMETA_TRY(CheckAligned(batch.seq_lens_encoder, "seq_lens_encoder"));
   FWDMETA_TRY(CheckAligned(batch.seq_lens_decoder, "seq_lens_decoder"));
   FWDMETA_TRY(CheckAligned(batch.seq_lens_this_time, "seq_lens_this_time"));
   if (batch.num_block_tables != 0 && batch.num_block_tables != config_.num_groups) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "num_block_tables is %lld, expected 0 or %d", (long long)batch.num_block_tables,
-                config_.num_groups);
+    return Fail(FWDMETA_INVALID_ARGUMENT, "num_block_tables is %lld, expected 0 or %d",
+                (long long)batch.num_block_tables, config_.num_groups);
   }
-  if (batch.num_block_tables > 0 && batch.block_tables == nullptr) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "num_block_tables is %lld and block_tables is null",
-                (long long)batch.num_block_tables);
+  if ((batch.num_block_tables > 0) != (batch.block_tables != nullptr)) {
+    return Fail(FWDMETA_INVALID_ARGUMENT, "num_block_tables is %lld and block_tables is %s",
+                (long long)batch.num_block_tables, batch.block_tables == nullptr ? "null" : "not");
   }
   for (int64_t i = 0; i < batch.num_block_tables; ++i) {
     FWDMETA_TRY(ReadRows(batch.block_tables[i], batch.batch_size, "block_tables", &out->tables[i]));
@@ -256,7 +262,7 @@ Status Builder::CheckReaders(int32_t generation, bool captured) const {
     return Fail(FWDMETA_BUSY, "%d readers of set %d have begun and not ended", open, generation);
   }
   if (captured && backend_->pending_readers(generation) > 0) {
-    return Fail(FWDMETA_BUSY, "%d readers of set %d are pending; build it eagerly once before it is captured",
+    return Fail(FWDMETA_BUSY, "%d readers of set %d are pending; an eager build of it would wait for them",
                 backend_->pending_readers(generation), generation);
   }
   return FWDMETA_OK;
@@ -320,18 +326,25 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
   std::shared_ptr<Meta> meta;
   if (out_meta != nullptr) {
     meta = FreeMeta();
-    if (meta == nullptr) return Fail(FWDMETA_BUSY, "all %d meta handles are in use", config_.max_metas);
+    if (meta == nullptr) {
+      return Fail(FWDMETA_BUSY, "all %d meta handles are in use: destroy those of past steps", config_.max_metas);
+    }
   }
   if (host_lengths) FWDMETA_TRY(ReleaseEntry(request.step, batch.flags));
   if (request.captured) FWDMETA_TRY(backend_->HoldByCapture(batch.stream, self));
   // Readers see that the entry's former step has expired before anything overwrites it.
+  std::atomic<bool>& staged = staged_entries_[request.step % config_.depth];
+  const bool was_staged = staged.load(std::memory_order_relaxed);
   if (!request.captured) {
-    staged_entries_[request.step % config_.depth].store(host_lengths, std::memory_order_relaxed);
+    staged.store(host_lengths, std::memory_order_relaxed);
     last_step_.store(request.step, std::memory_order_release);
   }
   const Status status = backend_->Build(request);
   if (status != FWDMETA_OK) {
-    if (!request.captured) last_step_.store(request.step - 1, std::memory_order_release);
+    if (!request.captured) {  // the entry is still the former step's
+      staged.store(was_staged, std::memory_order_relaxed);
+      last_step_.store(request.step - 1, std::memory_order_release);
+    }
     return status;
   }
   if (request.captured) {
@@ -357,8 +370,8 @@ Status Builder::Advance(const std::shared_ptr<Builder>& self, const fwdmeta_adva
   if (args.num_draft_tokens < 0) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "num_draft_tokens is %lld", (long long)args.num_draft_tokens);
   }
-  if (args.batch_size > 0 && (args.seq_lens_encoder == nullptr || args.seq_lens_decoder == nullptr ||
-                              args.seq_lens_this_time == nullptr)) {
+  if (args.batch_size > 0 &&
+      (args.seq_lens_encoder == nullptr || args.seq_lens_decoder == nullptr || args.seq_lens_this_time == nullptr)) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "a length array is null and batch_size is %lld", (long long)args.batch_size);
   }
   FWDMETA_TRY(CheckAligned(args.seq_lens_encoder, "seq_lens_encoder"));
@@ -393,6 +406,7 @@ Status Builder::Reset(fwdmeta_stream_t stream) {
   bool capturing = false;
   FWDMETA_TRY(backend_->IsCapturing(stream, &capturing));
   if (capturing) return Fail(FWDMETA_NOT_CAPTURABLE, "a reset cannot be captured");
+  for (int32_t i = 0; i < config_.generations; ++i) FWDMETA_TRY(CheckReaders(i, false));
   return backend_->Reset(stream);
 }
 
@@ -429,8 +443,8 @@ Status Builder::WaitReplay(int64_t replay, fwdmeta_wait_flags_t flags, int64_t t
     const int64_t newest = LoadCounts(entry, &copy.block);
     if (newest == 0 || newest < replay) return false;
     if (replay != 0 && newest > replay) {
-      *status = Fail(FWDMETA_EXPIRED, "replay %lld has expired: the latest is %lld", (long long)replay,
-                     (long long)newest);
+      *status =
+          Fail(FWDMETA_EXPIRED, "replay %lld has expired: the latest is %lld", (long long)replay, (long long)newest);
       return true;
     }
     copy.final = LoadInvalid(entry, newest, &copy.invalid);
@@ -457,8 +471,8 @@ Status Builder::WaitAdvance(int64_t advance, int64_t timeout_us, fwdmeta_advance
     const int64_t latest = newest();
     if (latest > wanted) {
       if (advance == 0) return false;
-      *status = Fail(FWDMETA_EXPIRED, "advance %lld has expired: the latest is %lld", (long long)advance,
-                     (long long)latest);
+      *status =
+          Fail(FWDMETA_EXPIRED, "advance %lld has expired: the latest is %lld", (long long)advance, (long long)latest);
       return true;
     }
     if (out != nullptr) WriteStruct(counts, out);

@@ -57,6 +57,7 @@ class Builder {
   std::vector<bool> captured_sets_;
   std::vector<std::atomic<bool>> staged_entries_;  // whether the step in a ring entry has host lengths
   int32_t next_generation_ = 0;
+  bool reserved_builder_ = false, reserved_metas_ = false;
   std::vector<std::shared_ptr<Meta>> metas_;  // the pool; one that nobody else holds is free
   size_t next_meta_ = 0;
   mutable std::mutex tensors_mutex_;

@@ -37,8 +37,7 @@ struct PageOfPosition {
   uint32_t offset;
   bool local;  // false: on another context-parallel rank, and no page was asked for
 };
-FWDMETA_HD PageOfPosition LoadPage(const PlanGroup& group, const Rows<int32_t>& table, int32_t row,
-                                   uint32_t position) {
+FWDMETA_HD PageOfPosition LoadPage(const PlanGroup& group, const Rows<int32_t>& table, int32_t row, uint32_t position) {
   const PageAddress address = LocatePosition(group, position);
   const bool inside = address.local && table.Contains(row, address.column);
   return {inside ? table.At(row, address.column) : -1, address.offset, address.local};

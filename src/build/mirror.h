@@ -4,7 +4,6 @@
 // half a microsecond).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 #include "fwdmeta.h"
@@ -14,9 +13,24 @@ namespace fwdmeta {
 
 // Positions in the `counts` array, which are those of fwdmeta_counts_t's int32 fields from batch_size on.
 enum CountIndex : int32_t {
-  kBatchSize, kNumLive, kNumPrefill, kNumDecode, kNumTokens, kNumPaddedTokens, kNumKvTokens, kNumAttnKvTokens,
-  kDecoderNumBlocks, kEncoderNumBlocks, kKvNumBlocks, kPreCacheNumBlocks, kNumOutputTokens, kNumInvalidSlots,
-  kNumInvalidIds, kWarnings, kError, kErrorSlot
+  kBatchSize,
+  kNumLive,
+  kNumPrefill,
+  kNumDecode,
+  kNumTokens,
+  kNumPaddedTokens,
+  kNumKvTokens,
+  kNumAttnKvTokens,
+  kDecoderNumBlocks,
+  kEncoderNumBlocks,
+  kKvNumBlocks,
+  kPreCacheNumBlocks,
+  kNumOutputTokens,
+  kNumInvalidSlots,
+  kNumInvalidIds,
+  kWarnings,
+  kError,
+  kErrorSlot
 };
 static_assert(kErrorSlot + 1 == kNumCounts, "the counts field has one entry per count");
 
@@ -52,12 +66,12 @@ FWDMETA_HD uint32_t SaturateCount(uint64_t count) {
 }
 
 struct alignas(128) MirrorEntry {
-  CountsBlock view;              // device lengths: what the step's *_cpu fields point to
-  CountsBlock host_view;         // host lengths: likewise, and no device writes it
-  uint64_t word[kCountsWords];   // the same, tagged
-  uint64_t step_high;            // the high half of the step, tagged
+  CountsBlock view;             // device lengths: what the step's *_cpu fields point to
+  CountsBlock host_view;        // host lengths: likewise, and no device writes it
+  uint64_t word[kCountsWords];  // the same, tagged
+  uint64_t step_high;           // the high half of the step, tagged
   InvalidWords invalid;
-  int64_t inputs_read;           // the step of a host-length build whose staged lengths every thread block has read
+  int64_t inputs_read;  // the step of a host-length build whose staged lengths every thread block has read
 };
 
 struct AdvanceEntry {
@@ -93,9 +107,18 @@ inline int64_t LoadCounts(const MirrorEntry& entry, CountsBlock* out) {
   return static_cast<int64_t>(high << 32 | high >> 32);
 }
 
-// What the host itself publishes.
+// What the host itself publishes. Word by word, as other threads may be looking.
+inline void StoreView(const CountsBlock& block, CountsBlock* view) {
+  const int32_t* words = reinterpret_cast<const int32_t*>(&block);
+  int32_t* to = reinterpret_cast<int32_t*>(view);
+  for (int32_t i = 0; i < kCountsWords; ++i) __atomic_store_n(to + i, words[i], __ATOMIC_RELAXED);
+}
+inline void StoreInvalid(const InvalidWords& words, MirrorEntry* entry) {
+  __atomic_store_n(&entry->invalid.slots, words.slots, __ATOMIC_RELEASE);
+  __atomic_store_n(&entry->invalid.ids, words.ids, __ATOMIC_RELEASE);
+}
 inline void StoreCounts(const CountsBlock& block, int64_t step, MirrorEntry* entry) {
-  entry->host_view = block;
+  StoreView(block, &entry->host_view);
   const uint32_t* words = reinterpret_cast<const uint32_t*>(&block);
   for (int32_t i = 0; i < kCountsWords; ++i) {
     __atomic_store_n(&entry->word[i], TagWord(step, words[i]), __ATOMIC_RELEASE);

@@ -93,8 +93,8 @@ void SetErrors(const Plan& plan, const Inputs& in, const Totals& t, CountsBlock*
     const int32_t b = t.bad_slot;
     out->counts[kErrorSlot] = b;
     SlotErrorNumbers(in.encoder[b], in.decoder[b], in.this_time[b], plan.max_model_len,
-                     SlotErrors(in.encoder[b], in.decoder[b], in.this_time[b], plan.max_model_len),
-                     &out->error_value, &out->error_limit);
+                     SlotErrors(in.encoder[b], in.decoder[b], in.this_time[b], plan.max_model_len), &out->error_value,
+                     &out->error_limit);
   } else if (t.tokens > INT32_MAX) {
     SetSumError(plan, in, Quantity::kTokens, t.tokens, INT32_MAX, out);
   } else if (t.kv_tokens > INT32_MAX) {
@@ -138,9 +138,8 @@ void Summarize(const Plan& plan, const Inputs& inputs, Summary* out) {
   counts[kNumAttnKvTokens] = static_cast<int32_t>(t.attn_kv_tokens);
   for (int i = 0; i < kNumMappings; ++i) counts[kDecoderNumBlocks + i] = static_cast<int32_t>(t.tiles[i]);
   counts[kNumOutputTokens] = static_cast<int32_t>(t.output_tokens);
-  const int32_t max_len[FWDMETA_MAX_LEN_COUNT] = {t.max_this_time,      t.max_encoder,   t.max_decoder, t.max_kv,
-                                                  t.max_decode_decoder, t.max_cached_kv, 0,             0,
-                                                  0};
+  const int32_t max_len[FWDMETA_MAX_LEN_COUNT] = {
+      t.max_this_time, t.max_encoder, t.max_decoder, t.max_kv, t.max_decode_decoder, t.max_cached_kv, 0, 0, 0};
   std::copy(std::begin(max_len), std::end(max_len), out->block.max_len);
   out->block.decoder_chunk_size = out->chunk.size;
 }

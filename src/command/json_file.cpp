@@ -19,6 +19,7 @@ namespace {
 
 // Deeper than any format of the command, and shallow enough for recursive destruction.
 constexpr size_t kMaxDepth = 32;
+constexpr size_t kMaxKeys = 256;
 
 // Tells how far the parser has read, which its events do not.
 class CountingIterator {
@@ -42,6 +43,14 @@ class CountingIterator {
   const char* at_;
   const char** furthest_;
 };
+
+// A key or word of the input as a message shows it: short, and nothing that a terminal would obey.
+std::string printable(std::string_view text) {
+  constexpr size_t kLongest = 60;
+  std::string shown = "\"";
+  for (const char c : text.substr(0, kLongest)) shown += c >= 0x20 && c < 0x7f ? c : '?';
+  return shown + (text.size() > kLongest ? "...\"" : "\"");
+}
 
 struct Failure {
   size_t offset;
@@ -75,9 +84,11 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
 
   bool key(string_t& value) override {
     auto& members = std::get<JsonValue::Object>(open_.back()->value);
+    // No format of the command has so many keys; the look at all earlier ones stays short.
+    if (members.size() == kMaxKeys) return fail(token_begin(), "an object has too many keys");
     const auto same = [&](const JsonValue::Member& member) { return member.key == value; };
     if (std::any_of(members.begin(), members.end(), same))
-      return fail(token_begin(), "key \"" + value + "\" is given twice");
+      return fail(token_begin(), "key " + printable(value) + " is given twice");
     members.push_back({std::move(value), token_begin(), {}});
     return true;
   }
@@ -184,6 +195,9 @@ std::string read_text(const std::string& path) {
 std::string display_name(const std::string& path) { return path == "-" ? "<stdin>" : path; }
 
 JsonFile::JsonFile(const std::string& path) : name_(display_name(path)), text_(read_text(path)) {
+  // The parser would take it for the end of the text.
+  const size_t nul = text_.find('\0');
+  if (nul != std::string::npos) fail(nul, "a NUL byte is not JSON");
   TreeBuilder tree(text_);
   const char* end = text_.data() + text_.size();
   if (!nlohmann::json::sax_parse(CountingIterator(text_.data(), tree.furthest()),
@@ -231,7 +245,9 @@ JsonObject::JsonObject(const JsonFile& file, const JsonValue& value, std::string
   if (members == nullptr) file.fail(value.offset, what_ + " must be an object");
   for (const auto& member : *members) {
     if (std::find(known.begin(), known.end(), member.key) == known.end()) {
-      file.fail(member.offset, "unknown key \"" + member.key + "\" in " + what_);
+      std::string keys;
+      for (const std::string_view key : known) keys += (keys.empty() ? "" : ", ") + std::string(key);
+      file.fail(member.offset, "unknown key " + printable(member.key) + " in " + what_ + "; the keys are " + keys);
     }
   }
 }

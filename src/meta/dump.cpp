@@ -1,4 +1,6 @@
 // A step's fields and tensors, as JSON or as text.
+#include <algorithm>
+#include <charconv>
 #include <cinttypes>
 #include <cmath>
 #include <cstdarg>
@@ -69,13 +71,11 @@ double BFloatToDouble(uint16_t bits) {
   return value;
 }
 
-// JSON has no words for these numbers.
+// JSON has no words for infinities and NaN. The shortest text that reads back the same, in any locale.
 void PrintFloat(Output* out, double value) {
-  if (std::isfinite(value)) {
-    out->Print("%.9g", value);
-  } else {
-    out->Print("null");
-  }
+  char text[32] = "null";
+  if (std::isfinite(value)) *std::to_chars(text, text + sizeof(text) - 1, value).ptr = '\0';
+  out->Print("%s", text);
 }
 
 template <class T>
@@ -89,11 +89,16 @@ bool Printable(const fwdmeta_tensor_t& t) {
   if (t.dtype_lanes != 1) return false;
   switch (t.dtype_code) {
     case FWDMETA_DTYPE_INT:
-    case FWDMETA_DTYPE_UINT: return t.dtype_bits == 8 || t.dtype_bits == 16 || t.dtype_bits == 32 || t.dtype_bits == 64;
-    case FWDMETA_DTYPE_FLOAT: return t.dtype_bits == 16 || t.dtype_bits == 32 || t.dtype_bits == 64;
-    case FWDMETA_DTYPE_BFLOAT: return t.dtype_bits == 16;
-    case FWDMETA_DTYPE_BOOL: return t.dtype_bits == 8;
-    default: return false;
+    case FWDMETA_DTYPE_UINT:
+      return t.dtype_bits == 8 || t.dtype_bits == 16 || t.dtype_bits == 32 || t.dtype_bits == 64;
+    case FWDMETA_DTYPE_FLOAT:
+      return t.dtype_bits == 16 || t.dtype_bits == 32 || t.dtype_bits == 64;
+    case FWDMETA_DTYPE_BFLOAT:
+      return t.dtype_bits == 16;
+    case FWDMETA_DTYPE_BOOL:
+      return t.dtype_bits == 8;
+    default:
+      return false;
   }
 }
 
@@ -162,9 +167,10 @@ class Dumper {
   }
 
  private:
-  // The first elements; null where the dtype or the strides are not ones this can read.
+  // The first elements; null where the dtype, the strides or the memory are not ones this can read.
   Status Content(const fwdmeta_tensor_t& t, int64_t count) {
-    if (!Printable(t) || !RowMajor(t)) {
+    const bool reachable = t.memory_kind == FWDMETA_MEMORY_HOST || backend_.device() >= 0;
+    if (!Printable(t) || !RowMajor(t) || !reachable) {
       out_->Print("null");
       return FWDMETA_OK;
     }
@@ -202,6 +208,13 @@ Status Meta::Dump(fwdmeta_dump_format_t format, fwdmeta_write_callback_t write, 
     return Fail(FWDMETA_INVALID_ARGUMENT, "format is %d", format);
   }
   const bool json = format == FWDMETA_DUMP_JSON;
+  KeepLastError keep;
+  const Status status = DumpAll(json, write, user);
+  if (status != FWDMETA_OK) keep.Drop();
+  return status;
+}
+
+Status Meta::DumpAll(bool json, fwdmeta_write_callback_t write, void* user) const {
   FWDMETA_TRY(builder_->backend().Synchronize(stream_));
   Output out(write, user);
   out.Print(json ? "{\"schema\": \"fwdmeta.dump/1\", \"step\": %" PRId64 ", \"generation\": %d, \"counts\": "
@@ -209,11 +222,24 @@ Status Meta::Dump(fwdmeta_dump_format_t format, fwdmeta_write_callback_t write, 
             step_, generation_);
   fwdmeta_counts_t counts = FWDMETA_COUNTS_INITIALIZER;
   Wait(0, 0, &counts);  // an expired or unready entry leaves them zero; the device's copy is among the fields
-  constexpr const char* kNames[kNumCounts] = {
-      "batch_size",          "num_live",           "num_prefill",       "num_decode",       "num_tokens",
-      "num_padded_tokens",   "num_kv_tokens",      "num_attn_kv_tokens", "decoder_num_blocks", "encoder_num_blocks",
-      "kv_num_blocks",       "pre_cache_num_blocks", "num_output_tokens", "num_invalid_slots", "num_invalid_ids",
-      "warnings",            "error",              "error_slot"};
+  constexpr const char* kNames[kNumCounts] = {"batch_size",
+                                              "num_live",
+                                              "num_prefill",
+                                              "num_decode",
+                                              "num_tokens",
+                                              "num_padded_tokens",
+                                              "num_kv_tokens",
+                                              "num_attn_kv_tokens",
+                                              "decoder_num_blocks",
+                                              "encoder_num_blocks",
+                                              "kv_num_blocks",
+                                              "pre_cache_num_blocks",
+                                              "num_output_tokens",
+                                              "num_invalid_slots",
+                                              "num_invalid_ids",
+                                              "warnings",
+                                              "error",
+                                              "error_slot"};
   const int32_t* values = &counts.batch_size;
   for (int i = 0; i < kNumCounts; ++i) {
     out.Print(json ? "%s\"%s\": %d" : "%s%-28s %d\n", json ? (i == 0 ? "{" : ", ") : "", kNames[i], values[i]);

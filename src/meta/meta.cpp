@@ -76,6 +76,7 @@ void Meta::Begin(Builder* builder, int32_t generation, int64_t step, fwdmeta_str
   step_ = step;
   stream_ = stream;
   view_ = view;
+  open_readers_ = 0;
   std::lock_guard<std::mutex> lock(mutex_);
   for (int i = 0; i < FWDMETA_ATTR_COUNT; ++i) attrs_[i] = kAttrRules[i].initial;
   tensors_.Clear();
@@ -160,9 +161,15 @@ Status Meta::GetDerived(fwdmeta_attr_t attr, int64_t* out) const {
              : counts.num_prefill > 0                                                  ? FWDMETA_FORWARD_EXTEND
                                                                                        : FWDMETA_FORWARD_DECODE;
       break;
-    case FWDMETA_ATTR_EXIST_PREFILL: *out = counts.num_prefill > 0; break;
-    case FWDMETA_ATTR_REAL_BSZ: *out = counts.num_live; break;
-    default: *out = counts.num_padded_tokens == 0; break;
+    case FWDMETA_ATTR_EXIST_PREFILL:
+      *out = counts.num_prefill > 0;
+      break;
+    case FWDMETA_ATTR_REAL_BSZ:
+      *out = counts.num_live;
+      break;
+    default:
+      *out = counts.num_padded_tokens == 0;
+      break;
   }
   return FWDMETA_OK;
 }
@@ -190,9 +197,8 @@ Status Meta::SetAttr(fwdmeta_attr_t attr, int64_t value) {
   const AttrRule& rule = kAttrRules[attr];
   if (rule.low > rule.high) return Fail(FWDMETA_INVALID_ARGUMENT, "attribute %d is read-only", attr);
   if (attr == FWDMETA_ATTR_FORWARD_MODE && value != 0 && value != FWDMETA_FORWARD_NATIVE) {
-    return Fail(FWDMETA_OUT_OF_RANGE,
-                "forward_mode %lld cannot be set: only NATIVE (%d), or 0 for the derived mode", (long long)value,
-                FWDMETA_FORWARD_NATIVE);
+    return Fail(FWDMETA_OUT_OF_RANGE, "forward_mode %lld cannot be set: only NATIVE (%d), or 0 for the derived mode",
+                (long long)value, FWDMETA_FORWARD_NATIVE);
   }
   if (value < rule.low || value > rule.high) {
     return Fail(FWDMETA_OUT_OF_RANGE, "attribute %d cannot be %lld, expected %lld..%lld", attr, (long long)value,
@@ -221,10 +227,26 @@ Status Meta::GetAttnBackend(const char** name, void** backend) const {
   return FWDMETA_OK;
 }
 
-Status Meta::ReaderBegin(fwdmeta_stream_t stream) const {
-  return builder_->backend().ReaderBegin(generation_, stream_, stream);
+Status Meta::ReaderBegin(fwdmeta_stream_t stream) {
+  if (captured()) {
+    return Fail(FWDMETA_UNAVAILABLE, "a captured build has no readers: order its replays and their readers by events");
+  }
+  FWDMETA_TRY(builder_->backend().ReaderBegin(generation_, stream_, stream));
+  ++open_readers_;
+  return FWDMETA_OK;
 }
 
-Status Meta::ReaderEnd(fwdmeta_stream_t stream) const { return builder_->backend().ReaderEnd(generation_, stream); }
+Status Meta::ReaderEnd(fwdmeta_stream_t stream) {
+  if (open_readers_ == 0) return Fail(FWDMETA_INVALID_ARGUMENT, "no reader of this step has begun");
+  FWDMETA_TRY(builder_->backend().ReaderEnd(generation_, stream));
+  --open_readers_;
+  return FWDMETA_OK;
+}
+
+Status Meta::CheckNoOpenReader() const {
+  const int32_t open = open_readers_;
+  if (open == 0) return FWDMETA_OK;
+  return Fail(FWDMETA_BUSY, "%d readers of the step have begun and not ended", open);
+}
 
 }  // namespace fwdmeta

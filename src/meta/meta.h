@@ -1,6 +1,7 @@
 // ForwardMeta: the view of one step, with the engine's flags and tensors.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -27,21 +28,24 @@ class Meta {
   Status SetAttr(fwdmeta_attr_t attr, int64_t value);
   Status SetAttnBackend(const char* name, void* backend);
   Status GetAttnBackend(const char** name, void** backend) const;
-  Status ReaderBegin(fwdmeta_stream_t stream) const;
-  Status ReaderEnd(fwdmeta_stream_t stream) const;
+  Status ReaderBegin(fwdmeta_stream_t stream);
+  Status ReaderEnd(fwdmeta_stream_t stream);
+  Status CheckNoOpenReader() const;
   Status Dump(fwdmeta_dump_format_t format, fwdmeta_write_callback_t write, void* user) const;
 
   bool captured() const { return step_ == 0; }
 
  private:
+  Status DumpAll(bool json, fwdmeta_write_callback_t write, void* user) const;
   Status GetDerived(fwdmeta_attr_t attr, int64_t* out) const;
 
   Builder* builder_ = nullptr;  // kept alive by the handle
   int32_t generation_ = 0;
   int64_t step_ = 0;  // 0: of a captured build
   fwdmeta_stream_t stream_ = nullptr;
+  std::atomic<int32_t> open_readers_{0};
   CountsBlock* view_ = nullptr;  // where its *_cpu fields lie
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;     // guards what follows
   int64_t attrs_[FWDMETA_ATTR_COUNT];
   TensorTable tensors_;
   bool has_attn_backend_ = false;

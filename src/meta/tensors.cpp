@@ -40,6 +40,9 @@ Status CheckName(const char* name) {
   if (length == 0 || length > kLongestName) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "a name has 1..%zu characters", kLongestName);
   }
+  for (size_t i = 0; i < length; ++i) {
+    if (name[i] < 0x20 || name[i] > 0x7e) return Fail(FWDMETA_INVALID_ARGUMENT, "a name is printable ASCII");
+  }
   return FWDMETA_OK;
 }
 
@@ -54,11 +57,15 @@ Status ReadTensor(const fwdmeta_tensor_t* in, fwdmeta_tensor_t* out) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "memory_kind is %d", out->memory_kind);
   }
   bool empty = false;
+  int64_t count = 1;
   for (int32_t i = 0; i < out->ndim; ++i) {
     if (out->shape[i] < 0) {
       return Fail(FWDMETA_INVALID_ARGUMENT, "shape[%d] is %lld", i, (long long)out->shape[i]);
     }
     empty = empty || out->shape[i] == 0;
+    if (!empty && __builtin_mul_overflow(count, out->shape[i], &count)) {
+      return Fail(FWDMETA_INVALID_ARGUMENT, "the tensor's elements are past int64");
+    }
   }
   if (out->data == nullptr && !empty) return Fail(FWDMETA_INVALID_ARGUMENT, "data is null and the tensor is not empty");
   if (out->dtype_bits == 0 || out->dtype_lanes == 0) {

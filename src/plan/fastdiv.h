@@ -10,7 +10,7 @@ namespace fwdmeta {
 // Exact for numerators in [0, 2^31). With s = ceil(log2 d) and m = floor(2^(31+s) / d) + 1 the product m*d exceeds
 // 2^(31+s) by at most 2^s, which is the condition of Granlund and Montgomery (PLDI 1994, theorem 4.2) for 31 bits.
 struct FastDiv {
-  uint32_t divisor;     // 0: larger than any numerator, so the quotient is 0
+  uint32_t divisor;  // 0: larger than any numerator, so the quotient is 0
   uint32_t multiplier;
   uint32_t shift;
 

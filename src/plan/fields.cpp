@@ -49,29 +49,45 @@ const Field kFields[FWDMETA_FIELD_COUNT] = {
 
 int64_t ElementCount(const Plan& plan, Shape shape) {
   switch (shape) {
-    case Shape::kDecoder: return plan.capacity[kDecoder];
-    case Shape::kEncoder: return plan.capacity[kEncoder];
-    case Shape::kKv: return plan.capacity[kKv];
-    case Shape::kPreCache: return plan.capacity[kPreCache];
-    case Shape::kOne: return 1;
-    case Shape::kBatch: return plan.max_batch_size;
-    case Shape::kBatchPlusOne: return int64_t{plan.max_batch_size} + 1;
+    case Shape::kDecoder:
+      return plan.capacity[kDecoder];
+    case Shape::kEncoder:
+      return plan.capacity[kEncoder];
+    case Shape::kKv:
+      return plan.capacity[kKv];
+    case Shape::kPreCache:
+      return plan.capacity[kPreCache];
+    case Shape::kOne:
+      return 1;
+    case Shape::kBatch:
+      return plan.max_batch_size;
+    case Shape::kBatchPlusOne:
+      return int64_t{plan.max_batch_size} + 1;
     case Shape::kTokens:
-    case Shape::kTokensByGroup: return plan.max_num_tokens;
-    case Shape::kMaxLen: return FWDMETA_MAX_LEN_COUNT;
-    case Shape::kCounts: return kNumCounts;
-    case Shape::kCounts64: return kNumCounts64;
+    case Shape::kTokensByGroup:
+      return plan.max_num_tokens;
+    case Shape::kMaxLen:
+      return FWDMETA_MAX_LEN_COUNT;
+    case Shape::kCounts:
+      return kNumCounts;
+    case Shape::kCounts64:
+      return kNumCounts64;
   }
   return 0;
 }
 
 int64_t TailValue(const Plan& plan, Tail tail) {
   switch (tail) {
-    case Tail::kZero: return 0;
-    case Tail::kMinusOne: return -1;
-    case Tail::kOne: return 1;
-    case Tail::kPadTokenId: return plan.pad_token_id;
-    case Tail::kPadSeqLen: return plan.pad_seq_len;
+    case Tail::kZero:
+      return 0;
+    case Tail::kMinusOne:
+      return -1;
+    case Tail::kOne:
+      return 1;
+    case Tail::kPadTokenId:
+      return plan.pad_token_id;
+    case Tail::kPadSeqLen:
+      return plan.pad_seq_len;
   }
   return 0;
 }

@@ -10,18 +10,18 @@ namespace fwdmeta {
 enum class DType : uint8_t { kI32, kI64, kU8 };
 
 enum class Shape : uint8_t {
-  kDecoder,       // [capacity of the mapping]
+  kDecoder,  // [capacity of the mapping]
   kEncoder,
   kKv,
   kPreCache,
-  kOne,           // [1]
-  kBatch,         // [max_batch_size]
-  kBatchPlusOne,  // [max_batch_size + 1]
-  kTokens,        // [max_num_tokens]
-  kTokensByGroup, // [max_num_tokens] for each cache group
-  kMaxLen,        // [9]
-  kCounts,        // [18]
-  kCounts64,      // [3]
+  kOne,            // [1]
+  kBatch,          // [max_batch_size]
+  kBatchPlusOne,   // [max_batch_size + 1]
+  kTokens,         // [max_num_tokens]
+  kTokensByGroup,  // [max_num_tokens] for each cache group
+  kMaxLen,         // [9]
+  kCounts,         // [18]
+  kCounts64,       // [3]
 };
 
 enum class Tail : uint8_t { kZero, kMinusOne, kOne, kPadTokenId, kPadSeqLen };
@@ -66,14 +66,13 @@ struct MappingFields {
   int32_t batch_ids, tile_ids, num_blocks, num_blocks_cpu, cu_tiles;
 };
 constexpr MappingFields kMappingFields[kNumMappings] = {
-    {FWDMETA_FIELD_DECODER_BATCH_IDS, FWDMETA_FIELD_DECODER_TILE_IDS_PER_BATCH,
-     FWDMETA_FIELD_DECODER_NUM_BLOCKS_DEVICE, FWDMETA_FIELD_DECODER_NUM_BLOCKS_CPU, FWDMETA_FIELD_DECODER_CU_TILES},
+    {FWDMETA_FIELD_DECODER_BATCH_IDS, FWDMETA_FIELD_DECODER_TILE_IDS_PER_BATCH, FWDMETA_FIELD_DECODER_NUM_BLOCKS_DEVICE,
+     FWDMETA_FIELD_DECODER_NUM_BLOCKS_CPU, FWDMETA_FIELD_DECODER_CU_TILES},
     {FWDMETA_FIELD_ENCODER_BATCH_IDS, FWDMETA_FIELD_ENCODER_TILE_IDS_PER_BATCH, FWDMETA_FIELD_ENCODER_NUM_BLOCKS_X,
      FWDMETA_FIELD_ENCODER_NUM_BLOCKS_X_CPU, FWDMETA_FIELD_ENCODER_CU_TILES},
     {FWDMETA_FIELD_KV_BATCH_IDS, FWDMETA_FIELD_KV_TILE_IDS_PER_BATCH, FWDMETA_FIELD_KV_NUM_BLOCKS_X,
      FWDMETA_FIELD_KV_NUM_BLOCKS_X_CPU, FWDMETA_FIELD_KV_CU_TILES},
-    {FWDMETA_FIELD_PRE_CACHE_BATCH_IDS, FWDMETA_FIELD_PRE_CACHE_TILE_IDS_PER_BATCH,
-     FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS, FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS_CPU,
-     FWDMETA_FIELD_PRE_CACHE_CU_TILES}};
+    {FWDMETA_FIELD_PRE_CACHE_BATCH_IDS, FWDMETA_FIELD_PRE_CACHE_TILE_IDS_PER_BATCH, FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS,
+     FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS_CPU, FWDMETA_FIELD_PRE_CACHE_CU_TILES}};
 
 }  // namespace fwdmeta

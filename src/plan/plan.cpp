@@ -93,8 +93,8 @@ Status CheckCapacities(const Config& config) {
 int64_t BlockTableWidth(const Config& config, int32_t index, int64_t alignment) {
   const GroupConfig& group = config.groups[index];
   const int64_t ranks = group.replicated ? 1 : config.cp_size;
-  const int64_t width = CeilDiv(config.max_model_len, group.block_size * ranks) *
-                        (group.block_size / group.kernel_block_size);
+  const int64_t width =
+      CeilDiv(config.max_model_len, group.block_size * ranks) * (group.block_size / group.kernel_block_size);
   return Multiply(CeilDiv(width, alignment), alignment);
 }
 

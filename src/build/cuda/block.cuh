@@ -9,11 +9,11 @@ namespace fwdmeta {
 template <int kItems, bool kChunked>
 struct BlockShared {
   static constexpr int kSlots = kChunked ? kChunkSlots : kItems * kMaxThreads;
-  unsigned long long wide[32];           // one number per warp, for sums past 32 bits
+  unsigned long long wide[32];  // one number per warp, for sums past 32 bits
   int32_t found;
   uint32_t partial[kNumQuantities][33];  // one number per warp, and a pad
   uint32_t total[kNumQuantities];
-  uint32_t before[kNumQuantities];       // two launches: over the chunks before this block's
+  uint32_t before[kNumQuantities];             // two launches: over the chunks before this block's
   alignas(16) uint32_t prefix[2][kSlots + 4];  // exclusive prefix sums over the block's slots, then their total
 };
 
@@ -146,11 +146,10 @@ class SlotBlock {
   // The role's flags over all threads, once Good has been called.
   __device__ uint32_t flags() const { return flags_; }
   __device__ bool GoodSums(uint32_t bits, int64_t tokens, int64_t kv_tokens) const {
-    return bits == 0 && tokens <= args_.token_limit && kv_tokens <= args_.plan.max_num_kv_tokens && kv_tokens <= INT32_MAX;
+    return bits == 0 && tokens <= args_.token_limit && kv_tokens <= args_.plan.max_num_kv_tokens &&
+           kv_tokens <= INT32_MAX;
   }
-  __device__ static int64_t Join(uint32_t low, uint32_t high) {
-    return (static_cast<int64_t>(high) << kLowBits) + low;
-  }
+  __device__ static int64_t Join(uint32_t low, uint32_t high) { return (static_cast<int64_t>(high) << kLowBits) + low; }
 
   // Two launches: sums over all chunks and over those before this one. A barrier follows inside.
   __device__ void LoadChunkSums() {
@@ -228,7 +227,6 @@ class SlotBlock {
     const int32_t rest = args_.inputs.batch_size - block_first_;
     return kChunked ? min(rest, kChunkSlots) : rest;
   }
-  __device__ uint32_t errors() const { return errors_; }
   __device__ int32_t max_decoder() const { return max_decoder_; }
   // An error step counts as one with no live slot.
   __device__ void Clear() {

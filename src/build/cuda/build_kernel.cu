@@ -19,12 +19,24 @@ __global__ void __launch_bounds__(kMaxThreads) build_kernel(const __grid_constan
   }
   const uint32_t index = blockIdx.x - args.first_block[role];
   switch (role) {
-    case kRoleCounts: CountsRole<kItems, kChunked>(args, shared, role, index).Run(); break;
-    case kRoleLengths: LengthsRole<kItems, kChunked>(args, shared, role, index).Run(); break;
-    case kRoleTiles: TilesRole<kItems, kChunked, kDecoder, kEncoder>(args, shared, role, index).Run(); break;
-    case kRoleKvTiles: TilesRole<kItems, kChunked, kKv, kPreCache>(args, shared, role, index).Run(); break;
-    case kRoleRows: RowsRole<kItems, kChunked>(args, shared, role, index).Run(); break;
-    default: TokensRole<kItems, kChunked>(args, shared, role, index).Run(); break;
+    case kRoleCounts:
+      CountsRole<kItems, kChunked>(args, shared, role, index).Run();
+      break;
+    case kRoleLengths:
+      LengthsRole<kItems, kChunked>(args, shared, role, index).Run();
+      break;
+    case kRoleTiles:
+      TilesRole<kItems, kChunked, kDecoder, kEncoder>(args, shared, role, index).Run();
+      break;
+    case kRoleKvTiles:
+      TilesRole<kItems, kChunked, kKv, kPreCache>(args, shared, role, index).Run();
+      break;
+    case kRoleRows:
+      RowsRole<kItems, kChunked>(args, shared, role, index).Run();
+      break;
+    default:
+      TokensRole<kItems, kChunked>(args, shared, role, index).Run();
+      break;
   }
 }
 
@@ -46,7 +58,8 @@ __global__ void __launch_bounds__(kMaxThreads) chunk_kernel(const __grid_constan
   const bool search = SearchesMlaChunk(args.plan, args.inputs.batch_size);
   PutAllQuantities(args, block);
   __syncthreads();
-  if (threadIdx.x < (search ? kNumQuantities : kSumCandidates)) shared.total[threadIdx.x] = TotalOfRow(shared, threadIdx.x);
+  if (threadIdx.x < (search ? kNumQuantities : kSumCandidates))
+    shared.total[threadIdx.x] = TotalOfRow(shared, threadIdx.x);
   __syncthreads();
   if (threadIdx.x < (search ? kNumQuantities : kSumCandidates)) {
     uint32_t value = shared.total[threadIdx.x];
@@ -59,8 +72,7 @@ __global__ void __launch_bounds__(kMaxThreads) chunk_kernel(const __grid_constan
     if (static_cast<int32_t>(threadIdx.x) == high) value = static_cast<uint32_t>(sum >> kLowBits);
     args.chunks->value[threadIdx.x][chunk] = value;
   }
-  if (args.staged && threadIdx.x == 0 &&
-      atomicInc(&args.builder->inputs_ticket, gridDim.x - 1) == gridDim.x - 1) {
+  if (args.staged && threadIdx.x == 0 && atomicInc(&args.builder->inputs_ticket, gridDim.x - 1) == gridDim.x - 1) {
     *const_cast<volatile int64_t*>(&args.entry->inputs_read) = args.step;
   }
 }

@@ -30,7 +30,8 @@ Status CudaFail(cudaError_t error, const char* what) {
   if (error == cudaErrorStreamCaptureImplicit || error == cudaErrorStreamCaptureUnsupported) {
     status = FWDMETA_NOT_CAPTURABLE;
   }
-  return Fail(status, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+  return Fail(status, "%s%s: %s (%s)", status == FWDMETA_NO_DEVICE ? "no usable CUDA device or driver; " : "", what,
+              cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
 const DriverCalls* Driver() {

@@ -11,9 +11,9 @@ namespace fwdmeta {
 // Turns a runtime error into a status with CUDA's own text.
 Status CudaFail(cudaError_t error, const char* what);
 
-#define FWDMETA_CUDA_TRY(call)                                                  \
-  do {                                                                          \
-    const cudaError_t cuda_error_ = (call);                                     \
+#define FWDMETA_CUDA_TRY(call)                                                      \
+  do {                                                                              \
+    const cudaError_t cuda_error_ = (call);                                         \
     if (cuda_error_ != cudaSuccess) return ::fwdmeta::CudaFail(cuda_error_, #call); \
   } while (0)
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/log.h"
 #include "build/cuda/context.h"
 #include "build/cuda/kernel_args.h"
 #include "build/cuda/reaper.h"
@@ -18,7 +19,7 @@ bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 
 // Where things lie in the two arenas.
 struct Layout {
-  int64_t set_bytes;       // the outputs of one set
+  int64_t set_bytes;  // the outputs of one set
   int64_t sets, set_states, builder_state, chunks, staged_copy, device;
   int64_t mirror, staging, staging_entry, pinned;
 };
@@ -71,9 +72,9 @@ class CudaBackend final : public Reapable {
     *plan = MakePlan(*config, config->num_sms);
     config_ = *config;
     plan_ = *plan;
-    if (config_.max_batch_size > kMaxSlots) {
+    if (config_.max_batch_size > kMaxCudaSlots) {
       return Fail(FWDMETA_UNSUPPORTED, "max_batch_size %d passes the CUDA backend's %d slots", config_.max_batch_size,
-                  kMaxSlots);
+                  kMaxCudaSlots);
     }
     FWDMETA_CUDA_TRY(LoadBuildKernels());
     FWDMETA_CUDA_TRY(LoadSmallKernels());
@@ -110,8 +111,8 @@ class CudaBackend final : public Reapable {
     cudaStreamCaptureStatus status;
     cudaGraph_t graph = nullptr;
 #if CUDART_VERSION >= 13000
-    FWDMETA_CUDA_TRY(
-        cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, nullptr, &graph, nullptr, nullptr, nullptr));
+    FWDMETA_CUDA_TRY(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, nullptr, &graph, nullptr,
+                                              nullptr, nullptr));
 #else
     FWDMETA_CUDA_TRY(
         cudaStreamGetCaptureInfo_v2(static_cast<cudaStream_t>(stream), &status, nullptr, &graph, nullptr, nullptr));
@@ -149,7 +150,10 @@ class CudaBackend final : public Reapable {
     if (!request.captured) FWDMETA_TRY(WaitForReaders(request.generation, stream));
     const cudaError_t error = LaunchBuild(args, grid.blocks, grid.threads, stream);
     if (error != cudaSuccess) return StreamFail(request.stream, error, "the launch of a build");
-    if (!request.captured) FWDMETA_TRY(NoteWork(stream));
+    if (!request.captured) {
+      ForgetReaders(request.generation);
+      NoteWork(stream);
+    }
     token_bounds_[request.generation] = grid.token_bound;
     if (args.staged) StoreCounts(request.summary->block, request.step, &entry);
     return FWDMETA_OK;
@@ -164,12 +168,14 @@ class CudaBackend final : public Reapable {
     args.mirror = OnDevice(tail_);
     const cudaError_t error = LaunchAdvance(args, static_cast<cudaStream_t>(request.stream));
     if (error != cudaSuccess) return StreamFail(request.stream, error, "the launch of an advance");
-    return request.captured ? FWDMETA_OK : NoteWork(static_cast<cudaStream_t>(request.stream));
+    if (!request.captured) NoteWork(static_cast<cudaStream_t>(request.stream));
+    return FWDMETA_OK;
   }
 
   Status Reset(fwdmeta_stream_t stream) override {
     ContextGuard guard(context_);
     for (int32_t generation = 0; generation < config_.generations; ++generation) {
+      FWDMETA_TRY(WaitForReaders(generation, static_cast<cudaStream_t>(stream)));
       FillArgs args = {};
       args.set = set_states_ + generation;
       for (int32_t i = 0; i < FWDMETA_FIELD_COUNT; ++i) {
@@ -184,8 +190,10 @@ class CudaBackend final : public Reapable {
       }
       const cudaError_t error = LaunchFill(args, static_cast<cudaStream_t>(stream));
       if (error != cudaSuccess) return StreamFail(stream, error, "the launch of a reset");
+      ForgetReaders(generation);
     }
-    return NoteWork(static_cast<cudaStream_t>(stream));
+    NoteWork(static_cast<cudaStream_t>(stream));
+    return FWDMETA_OK;
   }
 
   Status ReaderBegin(int32_t generation, fwdmeta_stream_t build_stream, fwdmeta_stream_t reader) override {
@@ -241,9 +249,12 @@ class CudaBackend final : public Reapable {
 
   bool Done() override {
     ContextGuard guard(context_);
-    const cudaError_t error = work_noted_ ? cudaEventQuery(work_event_) : cudaSuccess;
+    bool done = !work_noted_ || cudaEventQuery(work_event_) != cudaErrorNotReady;
+    for (const ReaderState& set : readers_) {
+      for (int32_t i = 0; i < set.pending; ++i) done = done && cudaEventQuery(set.events[i]) != cudaErrorNotReady;
+    }
     cudaGetLastError();
-    return error != cudaErrorNotReady;
+    return done;
   }
   bool FreesAtOnce() const override {
     return config_.device_allocator.free != nullptr && config_.pinned_allocator.free != nullptr;
@@ -270,10 +281,10 @@ class CudaBackend final : public Reapable {
     bytes_ = CudaArenaBytes(config_, plan_);
     FWDMETA_TRY(AllocateArena(config_.device_allocator, bytes_.device, "device", &device_arena_,
                               [](void** out, size_t bytes) { return cudaMalloc(out, bytes); }));
-    FWDMETA_TRY(AllocateArena(config_.pinned_allocator, bytes_.pinned, "pinned", &pinned_arena_,
-                              [](void** out, size_t bytes) {
-                                return cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-                              }));
+    FWDMETA_TRY(
+        AllocateArena(config_.pinned_allocator, bytes_.pinned, "pinned", &pinned_arena_, [](void** out, size_t bytes) {
+          return cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+        }));
     void* alias = nullptr;
     FWDMETA_CUDA_TRY(cudaHostGetDevicePointer(&alias, pinned_arena_, 0));
     pinned_alias_ = static_cast<unsigned char*>(alias);
@@ -284,8 +295,8 @@ class CudaBackend final : public Reapable {
     staging_entry_ = layout.staging_entry;
     set_states_ = reinterpret_cast<SetState*>(device_arena_ + layout.set_states);
     builder_state_ = reinterpret_cast<BuilderState*>(device_arena_ + layout.builder_state);
-    FWDMETA_CUDA_TRY(cudaMemsetAsync(device_arena_ + layout.set_states, 0, layout.device - layout.set_states,
-                                     private_stream_));
+    FWDMETA_CUDA_TRY(
+        cudaMemsetAsync(device_arena_ + layout.set_states, 0, layout.device - layout.set_states, private_stream_));
     const bool chunked = config_.max_batch_size > kSingleLaunchSlots;
     for (int32_t i = 0; i < config_.generations; ++i) {
       PlaceOutputs(config_, plan_, device_arena_ + layout.set_bytes * i, &outputs_[i]);
@@ -327,7 +338,7 @@ class CudaBackend final : public Reapable {
       }
     }
     *out = static_cast<unsigned char*>(memory);
-    return FWDMETA_OK;
+    return CheckArenaAlignment(memory, name);
   }
   void FreeDevice(void* memory) {
     const fwdmeta_allocator_t& allocator = config_.device_allocator;
@@ -376,9 +387,9 @@ class CudaBackend final : public Reapable {
     args->token_limit = request.inputs.num_padded_tokens >= 0 ? request.inputs.num_padded_tokens : plan_.max_num_tokens;
     args->wide_sums = longest > INT32_MAX;
     args->check_kv = longest > limit;
-    args->vector_loads = Aligned16(args->inputs.encoder) && Aligned16(args->inputs.decoder) &&
-                         Aligned16(args->inputs.this_time);
-    const int64_t stated = request.summary != nullptr ? request.summary->block.counts[kNumTokens]
+    args->vector_loads =
+        Aligned16(args->inputs.encoder) && Aligned16(args->inputs.decoder) && Aligned16(args->inputs.this_time);
+    const int64_t stated = request.summary != nullptr              ? request.summary->block.counts[kNumTokens]
                            : request.inputs.num_padded_tokens >= 0 ? request.inputs.num_padded_tokens
                                                                    : plan_.max_num_tokens;
     const int64_t token_bound = std::min<int64_t>(stated, std::min<int64_t>(longest, plan_.max_num_tokens));
@@ -421,20 +432,26 @@ class CudaBackend final : public Reapable {
 
   Status WaitForReaders(int32_t generation, cudaStream_t stream) {
     std::lock_guard<std::mutex> lock(readers_mutex_);
-    ReaderState& set = readers_[generation];
-    for (; set.pending > 0; --set.pending) {
-      FWDMETA_CUDA_TRY(cudaStreamWaitEvent(stream, set.events[set.pending - 1], 0));
-    }
+    const ReaderState& set = readers_[generation];
+    for (int32_t i = 0; i < set.pending; ++i) FWDMETA_CUDA_TRY(cudaStreamWaitEvent(stream, set.events[i], 0));
     return FWDMETA_OK;
+  }
+  // Once what waits for them has been launched.
+  void ForgetReaders(int32_t generation) {
+    std::lock_guard<std::mutex> lock(readers_mutex_);
+    readers_[generation].pending = 0;
   }
 
   // Memory of the caller's own allocators may go back only after the work that uses it. The stream may be gone by then,
   // so the work is noted as it is issued.
-  Status NoteWork(cudaStream_t stream) {
-    if (config_.device_allocator.free == nullptr && config_.pinned_allocator.free == nullptr) return FWDMETA_OK;
-    FWDMETA_CUDA_TRY(cudaEventRecord(work_event_, stream));
-    work_noted_ = true;
-    return FWDMETA_OK;
+  void NoteWork(cudaStream_t stream) {
+    if (config_.device_allocator.free == nullptr && config_.pinned_allocator.free == nullptr) return;
+    if (cudaEventRecord(work_event_, stream) == cudaSuccess) {
+      work_noted_ = true;
+    } else {
+      cudaGetLastError();
+      Log(FWDMETA_LOG_ERROR, "the work of a builder could not be noted for its allocators' frees");
+    }
   }
 
   Status RefuseCapture(fwdmeta_stream_t stream) {

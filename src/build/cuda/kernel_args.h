@@ -16,10 +16,11 @@ constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kOneItemSlots = kMaxThreads;  // one slot to a thread: fewer threads with more slots take longer
 constexpr int32_t kSingleLaunchItems = 4;       // slots per thread beyond, in one launch
 constexpr int32_t kSingleLaunchSlots = kSingleLaunchItems * kMaxThreads;
-constexpr int32_t kChunkSlots = kMaxThreads;   // slots per block in two launches
-constexpr int32_t kChunkItems = 1;             // and per thread of the second
+constexpr int32_t kChunkSlots = kMaxThreads;  // slots per block in two launches
+constexpr int32_t kChunkItems = 1;            // and per thread of the second
 constexpr int32_t kMaxChunks = 128;
 constexpr int32_t kMaxSlots = kChunkSlots * kMaxChunks;
+static_assert(kMaxSlots == kMaxCudaSlots, "the limit that configurations are checked against");
 
 // What the previous build of a set left, so what the next one has to erase past its own counts. Replaced only once
 // every block that reads it has done so.
@@ -34,8 +35,8 @@ struct BuilderState {
   uint32_t inputs_ticket;
   uint32_t clamped;  // an advance since the last good build has clamped a rejected count
   unsigned long long invalid_slots, invalid_ids;
-  int64_t replays;         // published by the counts role
-  int64_t token_replays;   // and by the token role
+  int64_t replays;        // published by the counts role
+  int64_t token_replays;  // and by the token role
   int64_t advances;
   uint32_t advance_ticket, num_stopped, num_length_limited;
   int32_t advance_counts[2];
@@ -62,7 +63,7 @@ enum Quantity : int32_t {
   kMaxKv,
   kMaxDecodeDecoder,
   kMaxCachedKv,
-  kSumCandidates,                        // G_1 ... G_11 of the MLA chunk search
+  kSumCandidates,  // G_1 ... G_11 of the MLA chunk search
   kNumQuantities = kSumCandidates + kMlaSearchSteps
 };
 
@@ -77,19 +78,19 @@ struct BuildArgs {
   Outputs out;
   SetState* set;
   BuilderState* builder;
-  MirrorEntry* entry;   // eager builds
-  MirrorTail* mirror;   // captured builds
-  ChunkSums* chunks;    // two launches
-  int32_t* staged_copy; // two launches with host lengths: 3 * kMaxSlots, left by the first for the second
+  MirrorEntry* entry;    // eager builds
+  MirrorTail* mirror;    // captured builds
+  ChunkSums* chunks;     // two launches
+  int32_t* staged_copy;  // two launches with host lengths: 3 * kMaxSlots, left by the first for the second
   int64_t step;
   int32_t captured, staged;
-  int32_t token_limit;  // of the sum of N: max_num_tokens, and T where it is stated
-  int32_t wide_sums;    // a sum may pass 32 bits, so both halves of each number are added
-  int32_t check_kv;     // the sum of D + N may pass its limit
-  int32_t short_slots;  // most slots have one token at most, as far as the host can tell
-  int32_t vector_loads; // the lengths are aligned to 16 bytes
+  int32_t token_limit;   // of the sum of N: max_num_tokens, and T where it is stated
+  int32_t wide_sums;     // a sum may pass 32 bits, so both halves of each number are added
+  int32_t check_kv;      // the sum of D + N may pass its limit
+  int32_t short_slots;   // most slots have one token at most, as far as the host can tell
+  int32_t vector_loads;  // the lengths are aligned to 16 bytes
   int32_t num_chunks;
-  int32_t slices[kNumRoles];       // blocks per chunk
+  int32_t slices[kNumRoles];  // blocks per chunk
   int32_t first_block[kNumRoles];
 };
 static_assert(sizeof(BuildArgs) <= 4096, "kernel parameters");

@@ -8,8 +8,8 @@ namespace fwdmeta {
 template <int kItems, bool kChunked>
 class LengthsRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
-  using typename Base::Block, typename Base::Scan;
   using Base::args_, Base::shared_, Base::block_, Base::slice_, Base::slices_, Base::piece_, Base::pieces_;
+  using typename Base::Block, typename Base::Scan;
 
  public:
   __device__ LengthsRole(const BuildArgs& args, BlockShared<kItems, kChunked>& shared, int32_t role, uint32_t index)
@@ -35,9 +35,10 @@ class LengthsRole : RoleBlock<kItems, kChunked> {
     this->StoreCu(out.i32(FWDMETA_FIELD_CU_SEQLENS_Q), q, [this](int i) { return block_.slot[i].this_time; });
     this->StoreCu(out.i32(FWDMETA_FIELD_CU_SEQLENS_K), k, [this](int i) { return block_.slot[i].kv(); });
     this->StoreCu(out.i32(FWDMETA_FIELD_ATTN_CU_SEQLENS_K), attn, [this](int i) { return block_.slot[i].attn_kv(); });
-    this->StoreSlots(out.i32(FWDMETA_FIELD_SEQ_LENS_KV), args_.plan.pad_seq_len, [](const Slot& slot) { return slot.kv(); });
+    this->StoreSlots(out.i32(FWDMETA_FIELD_SEQ_LENS_KV), args_.plan.pad_seq_len,
+                     [](const Slot& slot) { return slot.kv(); });
     this->StoreSlots(out.i32(FWDMETA_FIELD_SEQ_LENS_KV_LOCAL), 0,
-               [this](const Slot& slot) { return LocalKvLength(args_.plan, slot.kv()); });
+                     [this](const Slot& slot) { return LocalKvLength(args_.plan, slot.kv()); });
     uint32_t end = q.before + q.exclusive;
     this->StoreSlots(out.i32(FWDMETA_FIELD_LAST_TOKEN_INDEX), -1, [&end](const Slot& slot) {
       end += slot.this_time;

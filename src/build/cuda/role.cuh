@@ -198,11 +198,10 @@ class RoleBlock {
   }
   __device__ void ErasePairs(int32_t* first, int32_t* second, uint32_t count, uint32_t previous) {
     if (count >= previous) return;
-    StorePairs(first, second, Piece(count, previous, piece_, pieces_, 4),
-               [](uint32_t, const Range&, int2 (&pair)[4]) {
+    StorePairs(first, second, Piece(count, previous, piece_, pieces_, 4), [](uint32_t, const Range&, int2(&pair)[4]) {
 #pragma unroll
-                 for (int i = 0; i < 4; ++i) pair[i] = make_int2(-1, -1);
-               });
+      for (int i = 0; i < 4; ++i) pair[i] = make_int2(-1, -1);
+    });
   }
 
   const BuildArgs& args_;

@@ -8,8 +8,8 @@ namespace fwdmeta {
 template <int kItems, bool kChunked>
 class RowsRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
-  using typename Base::Block, typename Base::Scan;
   using Base::args_, Base::shared_, Base::block_, Base::slice_, Base::slices_, Base::piece_, Base::pieces_;
+  using typename Base::Block, typename Base::Scan;
 
  public:
   __device__ RowsRole(const BuildArgs& args, BlockShared<kItems, kChunked>& shared, int32_t role, uint32_t index)
@@ -37,7 +37,8 @@ class RowsRole : RoleBlock<kItems, kChunked> {
     const Scan q = this->FinishScan(good, kScanRow, tokens_to, tokens, kSumTokensLow);
     const Scan scan = this->FinishScan(good, kScanRow + 1, rows_to, rows, kSumRows);
     const Outputs& out = args_.out;
-    this->StoreCu(out.i32(FWDMETA_FIELD_CU_SEQLENS_Q_OUTPUT), scan, [this](int i) { return block_.slot[i].output_rows(); });
+    this->StoreCu(out.i32(FWDMETA_FIELD_CU_SEQLENS_Q_OUTPUT), scan,
+                  [this](int i) { return block_.slot[i].output_rows(); });
     this->StoreSlots(out.i32(FWDMETA_FIELD_SEQ_LENS_OUTPUT), 0, [](const Slot& slot) { return slot.output_rows(); });
     int32_t* batch_ids = out.i32(FWDMETA_FIELD_BATCH_ID_PER_TOKEN_OUTPUT);
     int32_t* indices = out.i32(FWDMETA_FIELD_LOGITS_INDICES);
@@ -58,7 +59,7 @@ class RowsRole : RoleBlock<kItems, kChunked> {
       this->SharePrefix(0, q, [this](int i) { return block_.slot[i].this_time; });
       this->SharePrefix(1, scan, [this](int i) { return block_.slot[i].output_rows(); });
       __syncthreads();
-      this->StorePairs(batch_ids, indices, range, [&](uint32_t x, const Range& valid, int2 (&pair)[4]) {
+      this->StorePairs(batch_ids, indices, range, [&](uint32_t x, const Range& valid, int2(&pair)[4]) {
         const uint32_t* prefix = shared_.prefix[1];
         uint32_t slot = this->FindInBlock(1, max(x, valid.begin) - scan.before);
 #pragma unroll

@@ -19,9 +19,15 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
   for (int32_t i = 0; i < args.num_ranges; ++i) {
     const FillRange& range = args.range[i];
     switch (range.element_size) {
-      case 1: FillArray<uint8_t>(range.data, range.count, range.value, first, stride); break;
-      case 4: FillArray<int32_t>(range.data, range.count, range.value, first, stride); break;
-      default: FillArray<int64_t>(range.data, range.count, range.value, first, stride); break;
+      case 1:
+        FillArray<uint8_t>(range.data, range.count, range.value, first, stride);
+        break;
+      case 4:
+        FillArray<int32_t>(range.data, range.count, range.value, first, stride);
+        break;
+      default:
+        FillArray<int64_t>(range.data, range.count, range.value, first, stride);
+        break;
     }
   }
   if (first == 0) *args.set = {};
@@ -70,8 +76,8 @@ cudaError_t LaunchFill(const FillArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t LaunchAdvance(const AdvanceArgs& args, cudaStream_t stream) {
-  const int blocks = (args.request.batch_size + kThreads - 1) / kThreads;
-  advance_kernel<<<blocks > 0 ? blocks : 1, kThreads, 0, stream>>>(args);
+  const int blocks = args.request.batch_size > 0 ? (args.request.batch_size + kThreads - 1) / kThreads : 1;
+  advance_kernel<<<blocks, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

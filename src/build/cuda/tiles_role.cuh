@@ -8,8 +8,8 @@ namespace fwdmeta {
 template <int kItems, bool kChunked, Mapping kFirst, Mapping kSecond>
 class TilesRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
-  using typename Base::Block, typename Base::Scan;
   using Base::args_, Base::shared_, Base::block_, Base::slice_, Base::slices_, Base::piece_, Base::pieces_;
+  using typename Base::Block, typename Base::Scan;
 
  public:
   __device__ TilesRole(const BuildArgs& args, BlockShared<kItems, kChunked>& shared, int32_t role, uint32_t index)
@@ -92,7 +92,7 @@ class TilesRole : RoleBlock<kItems, kChunked> {
         }
       }
     } else {
-      this->StorePairs(batch_ids, tile_ids, range, [&](uint32_t x, const Range& valid, int2 (&pair)[4]) {
+      this->StorePairs(batch_ids, tile_ids, range, [&](uint32_t x, const Range& valid, int2(&pair)[4]) {
         const uint32_t* prefix = shared_.prefix[which];
         uint32_t slot = this->FindInBlock(which, max(x, valid.begin) - scan.before);
 #pragma unroll
@@ -100,8 +100,8 @@ class TilesRole : RoleBlock<kItems, kChunked> {
           if (!valid.Contains(x + i)) continue;
           const uint32_t entry = x + i - scan.before;
           while (prefix[slot + 1] <= entry) ++slot;
-          pair[i] = make_int2(block_.block_first() + static_cast<int32_t>(slot),
-                              static_cast<int32_t>(entry - prefix[slot]));
+          pair[i] =
+              make_int2(block_.block_first() + static_cast<int32_t>(slot), static_cast<int32_t>(entry - prefix[slot]));
         }
       });
     }

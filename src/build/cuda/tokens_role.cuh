@@ -8,8 +8,8 @@ namespace fwdmeta {
 template <int kItems, bool kChunked>
 class TokensRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
-  using typename Base::Block, typename Base::Scan;
   using Base::args_, Base::shared_, Base::block_, Base::slice_, Base::slices_, Base::piece_, Base::pieces_;
+  using typename Base::Block, typename Base::Scan;
 
  public:
   __device__ TokensRole(const BuildArgs& args, BlockShared<kItems, kChunked>& shared, int32_t role, uint32_t index)

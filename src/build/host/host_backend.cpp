@@ -210,7 +210,8 @@ class StepWriter {
 
 class HostBackend final : public Backend {
  public:
-  HostBackend(const Config& config, const Plan& plan) : config_(config), plan_(plan), allocator_(config.host_allocator) {
+  HostBackend(const Config& config, const Plan& plan)
+      : config_(config), plan_(plan), allocator_(config.host_allocator) {
     if (allocator_.alloc == nullptr) allocator_ = {DefaultAlloc, DefaultFree, nullptr};
     bytes_ = HostArenaBytes(config, plan);
   }
@@ -223,6 +224,7 @@ class HostBackend final : public Backend {
     if (arena_ == nullptr) {
       return Fail(FWDMETA_OUT_OF_MEMORY, "the host allocator gave none of %lld bytes", (long long)bytes_.host);
     }
+    FWDMETA_TRY(CheckArenaAlignment(arena_, "host"));
     const int64_t mirror = MirrorBytes(config_);
     std::memset(arena_, 0, mirror);
     ring_ = reinterpret_cast<MirrorEntry*>(arena_);
@@ -259,8 +261,8 @@ class HostBackend final : public Backend {
     const bool clamped = good && pending_clamped_;
     if (good) pending_clamped_ = false;
     MirrorEntry& entry = ring_[request.step % config_.depth];
-    entry.view = block;
-    entry.invalid = MakeInvalidWords(request.step, bad_slots, bad_ids, clamped);
+    StoreView(block, &entry.view);
+    StoreInvalid(MakeInvalidWords(request.step, bad_slots, bad_ids, clamped), &entry);
     entry.inputs_read = request.step;
     StoreCounts(block, request.step, &entry);
     block.counts[kNumInvalidSlots] = static_cast<int32_t>(bad_slots);
@@ -319,9 +321,15 @@ class HostBackend final : public Backend {
     for (int32_t copy = 0; copy < copies; ++copy) {
       void* array = field.shape == Shape::kTokensByGroup ? out.slot_mapping[copy] : out.array[index];
       switch (field.dtype) {
-        case DType::kI32: Fill(static_cast<int32_t*>(array), 0, count, static_cast<int32_t>(value)); break;
-        case DType::kI64: Fill(static_cast<int64_t*>(array), 0, count, value); break;
-        case DType::kU8: Fill(static_cast<uint8_t*>(array), 0, count, static_cast<uint8_t>(value)); break;
+        case DType::kI32:
+          Fill(static_cast<int32_t*>(array), 0, count, static_cast<int32_t>(value));
+          break;
+        case DType::kI64:
+          Fill(static_cast<int64_t*>(array), 0, count, value);
+          break;
+        case DType::kU8:
+          Fill(static_cast<uint8_t*>(array), 0, count, static_cast<uint8_t>(value));
+          break;
       }
     }
   }

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds into build/ with the tests and runs them all. Arguments go to ctest.
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/.ci/setup.sh"
 
-ensure_packages build-essential cmake ninja-build libspdlog-dev libcli11-dev nlohmann-json3-dev libgtest-dev \
-  libbenchmark-dev
+ensure_packages build-essential cmake ninja-build libspdlog-dev libcli11-dev nlohmann-json3-dev libgtest-dev
 configure -DFWDMETA_BUILD_TESTS=ON
 compile
 
