@@ -285,6 +285,14 @@ TEST(Inspect, PointsAtUnreadableText) {
   expect_refused_input(inspect(std::string("[1, 2]")), "<stdin>:1:1: the batch file must be an object");
   expect_refused_input(inspect(std::string("{\"config\": {},\n \"config\": {}}")),
                        "<stdin>:2:2: key \"config\" is given twice");
+  expect_refused_input(inspect(good + std::string(1, '\0') + " trailing"), "a NUL byte");
+  std::string many = "{";
+  for (int i = 0; i < 100000; ++i) many += "\"k" + std::to_string(i) + "\": 1, ";
+  expect_refused_input(inspect(many + "\"end\": 1}"), "too many keys");
+  const Outcome hostile = inspect("{\"\\u001b[31m" + std::string(1 << 20, 'x') + "\": 1}");
+  expect_refused_input(hostile, "unknown key \"?[31mxxx");
+  EXPECT_LT(hostile.err.size(), 500u);
+  EXPECT_EQ(hostile.err.find('\x1b'), std::string::npos);
   const std::string path = scratch_file("bad.json", "\n\n nonsense");
   expect_refused_input(fwdmeta("inspect " + quoted(path)), path + ":3:");
 }

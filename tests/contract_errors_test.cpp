@@ -183,6 +183,7 @@ TEST_P(Errors, ArgumentsOfABuild) {
       {"D null", [](fwdmeta_batch_t& b, fwdmeta_rows_t&) { b.seq_lens_decoder = nullptr; }},
       {"N null", [](fwdmeta_batch_t& b, fwdmeta_rows_t&) { b.seq_lens_this_time = nullptr; }},
       {"tables < 0", [](fwdmeta_batch_t& b, fwdmeta_rows_t&) { b.num_block_tables = -1; }},
+      {"tables without their number", [](fwdmeta_batch_t& b, fwdmeta_rows_t&) { b.num_block_tables = 0; }},
       {"more tables than groups", [](fwdmeta_batch_t& b, fwdmeta_rows_t&) { b.num_block_tables = 2; }},
       {"tables null", [](fwdmeta_batch_t& b, fwdmeta_rows_t&) { b.block_tables = nullptr; }},
       {"width < 0", [](fwdmeta_batch_t&, fwdmeta_rows_t& r) { r.width = -1; }},
