@@ -18,7 +18,6 @@ struct ArenaBytes {
 // One build, validated as far as the host can.
 struct BuildRequest {
   Inputs inputs;
-  fwdmeta_memory_kind_t memory_kind;
   const Summary* summary;  // host lengths: what they say; null for device lengths
   int32_t generation;
   bool captured;

@@ -314,7 +314,6 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
   }
   FWDMETA_TRY(ChooseGeneration(batch.generation, request.captured, &request.generation));
   FWDMETA_TRY(CheckReaders(request.generation, request.captured));
-  request.memory_kind = batch.memory_kind;
   request.stream = batch.stream;
   request.step = request.captured ? 0 : last_step_.load(std::memory_order_relaxed) + 1;
   Summary summary;
@@ -500,15 +499,7 @@ void Builder::GetInfo(fwdmeta_builder_info_t* out) const {
 }
 
 Status Builder::SetTensor(const char* name, const fwdmeta_tensor_t* tensor) {
-  FWDMETA_TRY(CheckName(name));
-  int32_t field, group;
-  if (ParseFieldName(name, &field, &group)) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "\"%s\" is a built field", name);
-  }
-  fwdmeta_tensor_t copy;
-  if (tensor != nullptr) FWDMETA_TRY(ReadTensor(tensor, &copy));
-  std::lock_guard<std::mutex> lock(tensors_mutex_);
-  return tensors_.Set(name, tensor != nullptr ? &copy : nullptr);
+  return SetEngineTensor(name, tensor, &tensors_mutex_, &tensors_);
 }
 
 Status Builder::FindTensor(const char* name, fwdmeta_tensor_t* out) const {

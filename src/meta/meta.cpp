@@ -135,7 +135,7 @@ Status Meta::Get(const char* name, fwdmeta_tensor_t* out) const {
   return builder_->FindTensor(name, out);
 }
 
-Status Meta::SetTensor(const char* name, const fwdmeta_tensor_t* tensor) {
+Status SetEngineTensor(const char* name, const fwdmeta_tensor_t* tensor, std::mutex* mutex, TensorTable* table) {
   FWDMETA_TRY(CheckName(name));
   int32_t field, group;
   if (ParseFieldName(name, &field, &group)) {
@@ -143,8 +143,12 @@ Status Meta::SetTensor(const char* name, const fwdmeta_tensor_t* tensor) {
   }
   fwdmeta_tensor_t copy;
   if (tensor != nullptr) FWDMETA_TRY(ReadTensor(tensor, &copy));
-  std::lock_guard<std::mutex> lock(mutex_);
-  return tensors_.Set(name, tensor != nullptr ? &copy : nullptr);
+  std::lock_guard<std::mutex> lock(*mutex);
+  return table->Set(name, tensor != nullptr ? &copy : nullptr);
+}
+
+Status Meta::SetTensor(const char* name, const fwdmeta_tensor_t* tensor) {
+  return SetEngineTensor(name, tensor, &mutex_, &tensors_);
 }
 
 Status Meta::Wait(fwdmeta_wait_flags_t flags, int64_t timeout_us, fwdmeta_counts_t* out) const {

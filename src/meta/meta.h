@@ -64,6 +64,9 @@ struct MetaRef {
 HandleTable<MetaRef, 2>& Metas();
 Status FindMeta(fwdmeta_meta_t handle, MetaRef* out);
 
+// Sets or removes what an engine hands over, in a table that the mutex guards.
+Status SetEngineTensor(const char* name, const fwdmeta_tensor_t* tensor, std::mutex* mutex, TensorTable* table);
+
 // The built field that a name stands for, "slot_mapping[3]" included; false: none.
 bool ParseFieldName(const char* name, int32_t* field, int32_t* group);
 
