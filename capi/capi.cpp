@@ -1,27 +1,12 @@
 // The C ABI: handles to objects, exceptions to statuses. Each function checks and forwards.
-#include <new>
-
 #include "base/log.h"
 #include "base/struct_io.h"
 #include "build/builder.h"
 #include "fwdmeta.h"
+#include "guard.h"
 
 namespace fwdmeta {
 namespace {
-
-// Nothing throws across the ABI.
-template <class Body>
-Status Guard(Body body) noexcept {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return Fail(FWDMETA_OUT_OF_MEMORY, "the C++ runtime is out of memory");
-  } catch (const std::exception& error) {
-    return Fail(FWDMETA_INTERNAL, "internal error: %s", error.what());
-  } catch (...) {
-    return Fail(FWDMETA_INTERNAL, "internal error");
-  }
-}
 
 template <class Body>
 Status WithBuilder(fwdmeta_builder_t handle, Body body) {

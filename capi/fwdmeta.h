@@ -1,8 +1,8 @@
 /*
  * libfwdmeta: the forward metadata of one LLM serving step, in one launch and with no sync.
  *
- * This header is the whole public interface. It is plain C11, needs no CUDA header, and every symbol of the
- * library that is not declared here is hidden.
+ * This header and fwdmeta_context.h, which it includes, are the whole public interface. They are plain C11, need no
+ * CUDA header, and every symbol of the library that is not declared there is hidden.
  *
  * TERMS
  *   step        one model forward over `batch_size` slots; a build computes the metadata of one step.
@@ -629,5 +629,7 @@ FWDMETA_API fwdmeta_status_t fwdmeta_meta_dump(fwdmeta_meta_t meta, fwdmeta_dump
 #ifdef __cplusplus
 }
 #endif
+
+#include "fwdmeta_context.h"
 
 #endif /* FWDMETA_H */
