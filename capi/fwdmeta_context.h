@@ -380,8 +380,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_plan_slices(const fwdmeta_slice_args_t *arg
 
 /* The lengths of one planned slice: query_start_loc int32 [end_req - first_req + 1] from 0, padded requests repeating
  * the total; seq_lens int32 [end_req - first_req], the request's given length less its tokens past the slice's end, 0
- * for padded requests; computed int32 of the same shape: seq_len less the tokens of the slice. Each may be null. A slice
- * that these arguments do not give is INVALID_ARGUMENT. */
+ * for padded requests; computed int32 of the same shape: seq_len less the tokens of the slice. Each may be null. A
+ * slice that these arguments do not give is INVALID_ARGUMENT. */
 FWDMETA_API fwdmeta_status_t fwdmeta_slice_lengths(const fwdmeta_slice_args_t *args, const fwdmeta_slice_t *slice,
                                                    int32_t *query_start_loc, int32_t *seq_lens, int32_t *computed);
 
@@ -389,7 +389,7 @@ typedef struct fwdmeta_slice_conflict {
   uint64_t struct_size;
   int32_t conflict;       /* 1: a slice reads a page that another slice of the step writes */
   int32_t cross_request;  /* 1: and for some such page the reader and the writer are different requests */
-  int32_t reader, writer; /* slices of the lowest (reader, writer, page), of cross-request ones where there is any; -1 */
+  int32_t reader, writer; /* of the lowest (reader, writer, page), of cross-request ones where there is any; -1 */
   int32_t page;           /* -1 */
   int32_t reserved;
 } fwdmeta_slice_conflict_t;
