@@ -380,7 +380,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_plan_slices(const fwdmeta_slice_args_t *arg
 
 /* The lengths of one planned slice: query_start_loc int32 [end_req - first_req + 1] from 0, padded requests repeating
  * the total; seq_lens int32 [end_req - first_req], the request's given length less its tokens past the slice's end, 0
- * for padded requests; computed int32 of the same shape: seq_len less the tokens of the slice. Each may be null. */
+ * for padded requests; computed int32 of the same shape: seq_len less the tokens of the slice. Each may be null. A
+ * slice that these arguments do not give is INVALID_ARGUMENT. */
 FWDMETA_API fwdmeta_status_t fwdmeta_slice_lengths(const fwdmeta_slice_args_t *args, const fwdmeta_slice_t *slice,
                                                    int32_t *query_start_loc, int32_t *seq_lens, int32_t *computed);
 
@@ -388,14 +389,15 @@ typedef struct fwdmeta_slice_conflict {
   uint64_t struct_size;
   int32_t conflict;       /* 1: a slice reads a page that another slice of the step writes */
   int32_t cross_request;  /* 1: and for some such page the reader and the writer are different requests */
-  int32_t reader, writer; /* slices of the first one found (a cross-request one where there is any); -1 */
+  int32_t reader, writer; /* of the lowest (reader, writer, page), of cross-request ones where there is any; -1 */
   int32_t page;           /* -1 */
   int32_t reserved;
 } fwdmeta_slice_conflict_t;
 #define FWDMETA_SLICE_CONFLICT_INITIALIZER \
   { sizeof(fwdmeta_slice_conflict_t), 0, 0, -1, -1, -1, 0 }
-/* `block_table`: host rows of int32 pages of `block_size` positions, one row a request. A slice reads the pages of the
- * positions before its own tokens, and writes those of its tokens. Allocates. */
+/* `slices`: all of the plan. `block_table`: host rows of int32 pages of `block_size` positions, one row a request;
+ * negative ones, and those outside the row, are no pages. A slice reads the pages of the positions before its own
+ * tokens, and writes those of its tokens. Allocates. */
 FWDMETA_API fwdmeta_status_t fwdmeta_slices_conflict(const fwdmeta_slice_args_t *args, const fwdmeta_slice_t *slices,
                                                      const fwdmeta_rows_t *block_table, int64_t block_size,
                                                      fwdmeta_slice_conflict_t *out);
@@ -543,12 +545,14 @@ typedef struct fwdmeta_batch_split {
 #define FWDMETA_BATCH_SPLIT_INITIALIZER \
   { sizeof(fwdmeta_batch_split_t), 0, 0, 0, 0 }
 
-/* By role: how many decode and prefill slots, and tokens of each. In any order; idle slots count in neither. */
+/* By role: how many decode and prefill slots, and tokens of each. In any order; idle slots count in neither.
+ * INVALID_BATCH as for a build. */
 FWDMETA_API fwdmeta_status_t fwdmeta_split_by_role(const int32_t *seq_lens_encoder, const int32_t *seq_lens_this_time,
                                                    int64_t batch_size, fwdmeta_batch_split_t *out);
 
 /* order[i] is the slot that belongs at place i: decodes, then prefills, then idle slots, each moved only where it
- * stands in another group's place. int32 [batch_size]; `changed` (may be null) is 0 for the identity. Allocates. */
+ * stands in another group's place. int32 [batch_size]; `changed` (may be null) is 0 for the identity. INVALID_BATCH as
+ * for a build. */
 FWDMETA_API fwdmeta_status_t fwdmeta_reorder_by_role(const int32_t *seq_lens_encoder, const int32_t *seq_lens_this_time,
                                                      int64_t batch_size, int32_t *order, int32_t *changed);
 
@@ -569,7 +573,7 @@ typedef struct fwdmeta_length_split_args {
 FWDMETA_API fwdmeta_status_t fwdmeta_split_by_length(const fwdmeta_length_split_args_t *args,
                                                      fwdmeta_batch_split_t *out);
 /* Regions decode, short extend, long extend, prefill from (tokens of this step, tokens computed, prompt length). As
- * reorder_by_role otherwise. Allocates. */
+ * reorder_by_role otherwise. Negative numbers are INVALID_BATCH. */
 FWDMETA_API fwdmeta_status_t fwdmeta_reorder_by_length(const int32_t *query_lens, const int32_t *computed,
                                                        const int32_t *prompt_lens, int64_t num_reqs, int64_t threshold,
                                                        int32_t *order, int32_t *changed);
@@ -588,7 +592,8 @@ typedef struct fwdmeta_local_attention_args {
 #define FWDMETA_LOCAL_ATTENTION_ARGS_INITIALIZER \
   { sizeof(fwdmeta_local_attention_args_t), NULL, NULL, 0, 0, 0, FWDMETA_ROWS_INITIALIZER }
 /* count: virtual requests. query_lens, seq_lens int32 [capacity]; block_table int32 [capacity][attn_chunk_size /
- * block_size], columns clamped to the row; request int32 [capacity]: whose chunk it is. Each array may be null. */
+ * block_size], columns clamped to the row (-1 where it has none); request int32 [capacity]: whose chunk it is. Each
+ * array may be null; block_table must be where args has none. INVALID_BATCH as for slices. */
 FWDMETA_API fwdmeta_status_t fwdmeta_local_attention(const fwdmeta_local_attention_args_t *args, int64_t capacity,
                                                      int32_t *query_lens, int32_t *seq_lens, int32_t *block_table,
                                                      int32_t *request, int64_t *count);
