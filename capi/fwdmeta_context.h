@@ -430,7 +430,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_layers_destroy(fwdmeta_layers_t layers);
  * context has been made from it. */
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_add(fwdmeta_layers_t layers, const char *name, void *layer, int32_t is_moe,
                                                 int64_t *out_index);
-/* NOT_FOUND for an unknown name; OUT_OF_RANGE for an index past the end. Names live as long as the registry. */
+/* NOT_FOUND for an unknown name; OUT_OF_RANGE for an index past the end. Names live as long as the registry and the
+ * contexts made from it. Of `get` and `count` either output may be null. */
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_find(fwdmeta_layers_t layers, const char *name, int64_t *out_index);
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_get(fwdmeta_layers_t layers, int64_t index, const char **out_name,
                                                 void **out_layer);
@@ -442,7 +443,7 @@ typedef struct fwdmeta_context_config {
   int32_t reserved;        /* 0 */
   fwdmeta_layers_t layers; /* 0: none; frozen by this call */
   int64_t max_slices;      /* 1..16; 1 */
-  int64_t max_values;      /* additional values; 16 */
+  int64_t max_values;      /* 0..1024; 16; additional values */
 } fwdmeta_context_config_t;
 #define FWDMETA_CONTEXT_CONFIG_INITIALIZER \
   { sizeof(fwdmeta_context_config_t), FWDMETA_VERSION, 0, 0, 1, 16 }
@@ -458,16 +459,18 @@ typedef struct fwdmeta_context_config {
 FWDMETA_API fwdmeta_status_t fwdmeta_context_create(const fwdmeta_context_config_t *config, fwdmeta_context_t *out);
 /* OK for 0. BUSY while pushed. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_destroy(fwdmeta_context_t context);
+/* BUSY while pushed. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_reset(fwdmeta_context_t context);
 
 #define FWDMETA_ALL_LAYERS (-1)
 /* The attention metadata of a layer in a slice (0 where the step is not sliced): a borrowed pointer, a ForwardMeta, or
- * both. Frozen. */
+ * both. The meta is a number that is kept and handed out again; whether it is alive shows where it is used. Frozen. */
 typedef struct fwdmeta_attn_metadata {
   const void *pointer;
   fwdmeta_meta_t meta;
 } fwdmeta_attn_metadata_t;
-/* layer: an index, or FWDMETA_ALL_LAYERS. slice: 0..max_slices-1. Past either end: OUT_OF_RANGE. */
+/* layer: an index, or FWDMETA_ALL_LAYERS, which sets it for each of them: the later of two settings counts. Getting
+ * FWDMETA_ALL_LAYERS is what was set under it. slice: 0..max_slices-1. Past either end: OUT_OF_RANGE. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_set_attn_metadata(fwdmeta_context_t context, int64_t layer, int64_t slice,
                                                                const fwdmeta_attn_metadata_t *metadata);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_attn_metadata(fwdmeta_context_t context, int64_t layer, int64_t slice,
@@ -516,18 +519,21 @@ FWDMETA_API fwdmeta_status_t fwdmeta_context_get_layer(fwdmeta_context_t context
                                                        void **out_layer);
 
 /* The stack of the calling thread. A context is on one stack at a time (ALREADY_EXISTS), and is popped on the thread
- * that pushed it, the top one first (INVALID_ARGUMENT); popping nothing is NOT_SET. */
+ * that pushed it, the top one first and while it is the current one (INVALID_ARGUMENT); popping what is not pushed is
+ * NOT_SET. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_push(fwdmeta_context_t context);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_pop(fwdmeta_context_t context);
 /* The current context of the thread; NOT_SET and 0 where there is none. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_current(fwdmeta_context_t *out);
-/* Makes a pushed context (of any thread), or with 0 none, the current one of this thread, and hands out the former one,
- * to be brought back by another override. Neither pushes nor pops. */
+/* Makes a pushed context (of any thread), or with 0 none, the current one of this thread, and hands out the former one
+ * (`out_previous` may be null), to be brought back by another override. Neither pushes nor pops. INVALID_ARGUMENT for
+ * one that is being built, EXPIRED after its pop. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_override(fwdmeta_context_t context, fwdmeta_context_t *out_previous);
 
 /* The cursor: what moves while the model runs. Push sets it to its start.
  * next_moe_layer: the index of the next layer of the MoE list; OUT_OF_RANGE at its end, NOT_SET without a registry.
- * Local sizes (int64 [count], borrowed) nest up to 8 deep; reading none is NOT_SET. Only on a pushed context. */
+ * Local sizes (int64 [count], count >= 1, borrowed until their pop) nest up to 8 deep (CAPACITY_EXCEEDED); popping or
+ * reading none is NOT_SET. On a pushed context alone: INVALID_ARGUMENT while building, EXPIRED after pop. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_next_moe_layer(fwdmeta_context_t context, int64_t *out_index);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_push_local_sizes(fwdmeta_context_t context, const int64_t *sizes,
                                                               int64_t count);
