@@ -156,9 +156,10 @@ typedef struct fwdmeta_group_config {
 } fwdmeta_group_config_t;
 
 /* Memory of one kind. `alloc` returns at least `bytes` bytes aligned to `alignment` (a power of two up to 256), or
- * null; `free` gets the same size back, may be called from a thread of the library after the builder's destruction, and
- * must not throw. No lock is held. Either both pointers are set or neither. They serve the arrays, the mirror and the
- * staging; small host objects of a builder come from the C++ runtime, also at creation only. */
+ * null; the memory is free for any stream when it returns: nothing enqueued before still writes to it. `free` gets the
+ * same size back, may be called from a thread of the library after the builder's destruction, and must not throw. No
+ * lock is held. Either both pointers are set or neither. They serve the arrays, the mirror and the staging; small host
+ * objects of a builder come from the C++ runtime, also at creation only. */
 typedef struct fwdmeta_allocator {
   void *(*alloc)(size_t bytes, size_t alignment, void *user);
   void (*free)(void *ptr, size_t bytes, void *user);

@@ -380,7 +380,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_plan_slices(const fwdmeta_slice_args_t *arg
 
 /* The lengths of one planned slice: query_start_loc int32 [end_req - first_req + 1] from 0, padded requests repeating
  * the total; seq_lens int32 [end_req - first_req], the request's given length less its tokens past the slice's end, 0
- * for padded requests; computed int32 of the same shape: seq_len less the tokens of the slice. Each may be null. */
+ * for padded requests; computed int32 of the same shape: seq_len less the tokens of the slice. Each may be null. A
+ * slice that these arguments do not give is INVALID_ARGUMENT. */
 FWDMETA_API fwdmeta_status_t fwdmeta_slice_lengths(const fwdmeta_slice_args_t *args, const fwdmeta_slice_t *slice,
                                                    int32_t *query_start_loc, int32_t *seq_lens, int32_t *computed);
 
@@ -388,14 +389,15 @@ typedef struct fwdmeta_slice_conflict {
   uint64_t struct_size;
   int32_t conflict;       /* 1: a slice reads a page that another slice of the step writes */
   int32_t cross_request;  /* 1: and for some such page the reader and the writer are different requests */
-  int32_t reader, writer; /* slices of the first one found (a cross-request one where there is any); -1 */
+  int32_t reader, writer; /* of the lowest (reader, writer, page), of cross-request ones where there is any; -1 */
   int32_t page;           /* -1 */
   int32_t reserved;
 } fwdmeta_slice_conflict_t;
 #define FWDMETA_SLICE_CONFLICT_INITIALIZER \
   { sizeof(fwdmeta_slice_conflict_t), 0, 0, -1, -1, -1, 0 }
-/* `block_table`: host rows of int32 pages of `block_size` positions, one row a request. A slice reads the pages of the
- * positions before its own tokens, and writes those of its tokens. Allocates. */
+/* `slices`: all of the plan. `block_table`: host rows of int32 pages of `block_size` positions, one row a request;
+ * negative ones, and those outside the row, are no pages. A slice reads the pages of the positions before its own
+ * tokens, and writes those of its tokens. Allocates. */
 FWDMETA_API fwdmeta_status_t fwdmeta_slices_conflict(const fwdmeta_slice_args_t *args, const fwdmeta_slice_t *slices,
                                                      const fwdmeta_rows_t *block_table, int64_t block_size,
                                                      fwdmeta_slice_conflict_t *out);
@@ -428,7 +430,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_layers_destroy(fwdmeta_layers_t layers);
  * context has been made from it. */
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_add(fwdmeta_layers_t layers, const char *name, void *layer, int32_t is_moe,
                                                 int64_t *out_index);
-/* NOT_FOUND for an unknown name; OUT_OF_RANGE for an index past the end. Names live as long as the registry. */
+/* NOT_FOUND for an unknown name; OUT_OF_RANGE for an index past the end. Names live as long as the registry and the
+ * contexts made from it. Of `get` and `count` either output may be null. */
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_find(fwdmeta_layers_t layers, const char *name, int64_t *out_index);
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_get(fwdmeta_layers_t layers, int64_t index, const char **out_name,
                                                 void **out_layer);
@@ -440,7 +443,7 @@ typedef struct fwdmeta_context_config {
   int32_t reserved;        /* 0 */
   fwdmeta_layers_t layers; /* 0: none; frozen by this call */
   int64_t max_slices;      /* 1..16; 1 */
-  int64_t max_values;      /* additional values; 16 */
+  int64_t max_values;      /* 0..1024; 16; additional values */
 } fwdmeta_context_config_t;
 #define FWDMETA_CONTEXT_CONFIG_INITIALIZER \
   { sizeof(fwdmeta_context_config_t), FWDMETA_VERSION, 0, 0, 1, 16 }
@@ -456,16 +459,18 @@ typedef struct fwdmeta_context_config {
 FWDMETA_API fwdmeta_status_t fwdmeta_context_create(const fwdmeta_context_config_t *config, fwdmeta_context_t *out);
 /* OK for 0. BUSY while pushed. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_destroy(fwdmeta_context_t context);
+/* BUSY while pushed. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_reset(fwdmeta_context_t context);
 
 #define FWDMETA_ALL_LAYERS (-1)
 /* The attention metadata of a layer in a slice (0 where the step is not sliced): a borrowed pointer, a ForwardMeta, or
- * both. Frozen. */
+ * both. The meta is a number that is kept and handed out again; whether it is alive shows where it is used. Frozen. */
 typedef struct fwdmeta_attn_metadata {
   const void *pointer;
   fwdmeta_meta_t meta;
 } fwdmeta_attn_metadata_t;
-/* layer: an index, or FWDMETA_ALL_LAYERS. slice: 0..max_slices-1. Past either end: OUT_OF_RANGE. */
+/* layer: an index, or FWDMETA_ALL_LAYERS, which sets it for each of them: the later of two settings counts. Getting
+ * FWDMETA_ALL_LAYERS is what was set under it. slice: 0..max_slices-1. Past either end: OUT_OF_RANGE. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_set_attn_metadata(fwdmeta_context_t context, int64_t layer, int64_t slice,
                                                                const fwdmeta_attn_metadata_t *metadata);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_attn_metadata(fwdmeta_context_t context, int64_t layer, int64_t slice,
@@ -514,18 +519,21 @@ FWDMETA_API fwdmeta_status_t fwdmeta_context_get_layer(fwdmeta_context_t context
                                                        void **out_layer);
 
 /* The stack of the calling thread. A context is on one stack at a time (ALREADY_EXISTS), and is popped on the thread
- * that pushed it, the top one first (INVALID_ARGUMENT); popping nothing is NOT_SET. */
+ * that pushed it, the top one first and while it is the current one (INVALID_ARGUMENT); popping what is not pushed is
+ * NOT_SET. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_push(fwdmeta_context_t context);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_pop(fwdmeta_context_t context);
 /* The current context of the thread; NOT_SET and 0 where there is none. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_current(fwdmeta_context_t *out);
-/* Makes a pushed context (of any thread), or with 0 none, the current one of this thread, and hands out the former one,
- * to be brought back by another override. Neither pushes nor pops. */
+/* Makes a pushed context (of any thread), or with 0 none, the current one of this thread, and hands out the former one
+ * (`out_previous` may be null), to be brought back by another override. Neither pushes nor pops. INVALID_ARGUMENT for
+ * one that is being built, EXPIRED after its pop. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_override(fwdmeta_context_t context, fwdmeta_context_t *out_previous);
 
 /* The cursor: what moves while the model runs. Push sets it to its start.
  * next_moe_layer: the index of the next layer of the MoE list; OUT_OF_RANGE at its end, NOT_SET without a registry.
- * Local sizes (int64 [count], borrowed) nest up to 8 deep; reading none is NOT_SET. Only on a pushed context. */
+ * Local sizes (int64 [count], count >= 1, borrowed until their pop) nest up to 8 deep (CAPACITY_EXCEEDED); popping or
+ * reading none is NOT_SET. On a pushed context alone: INVALID_ARGUMENT while building, EXPIRED after pop. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_next_moe_layer(fwdmeta_context_t context, int64_t *out_index);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_push_local_sizes(fwdmeta_context_t context, const int64_t *sizes,
                                                               int64_t count);
@@ -543,12 +551,14 @@ typedef struct fwdmeta_batch_split {
 #define FWDMETA_BATCH_SPLIT_INITIALIZER \
   { sizeof(fwdmeta_batch_split_t), 0, 0, 0, 0 }
 
-/* By role: how many decode and prefill slots, and tokens of each. In any order; idle slots count in neither. */
+/* By role: how many decode and prefill slots, and tokens of each. In any order; idle slots count in neither.
+ * INVALID_BATCH as for a build. */
 FWDMETA_API fwdmeta_status_t fwdmeta_split_by_role(const int32_t *seq_lens_encoder, const int32_t *seq_lens_this_time,
                                                    int64_t batch_size, fwdmeta_batch_split_t *out);
 
 /* order[i] is the slot that belongs at place i: decodes, then prefills, then idle slots, each moved only where it
- * stands in another group's place. int32 [batch_size]; `changed` (may be null) is 0 for the identity. Allocates. */
+ * stands in another group's place. int32 [batch_size]; `changed` (may be null) is 0 for the identity. INVALID_BATCH as
+ * for a build. */
 FWDMETA_API fwdmeta_status_t fwdmeta_reorder_by_role(const int32_t *seq_lens_encoder, const int32_t *seq_lens_this_time,
                                                      int64_t batch_size, int32_t *order, int32_t *changed);
 
@@ -569,7 +579,7 @@ typedef struct fwdmeta_length_split_args {
 FWDMETA_API fwdmeta_status_t fwdmeta_split_by_length(const fwdmeta_length_split_args_t *args,
                                                      fwdmeta_batch_split_t *out);
 /* Regions decode, short extend, long extend, prefill from (tokens of this step, tokens computed, prompt length). As
- * reorder_by_role otherwise. Allocates. */
+ * reorder_by_role otherwise. Negative numbers are INVALID_BATCH. */
 FWDMETA_API fwdmeta_status_t fwdmeta_reorder_by_length(const int32_t *query_lens, const int32_t *computed,
                                                        const int32_t *prompt_lens, int64_t num_reqs, int64_t threshold,
                                                        int32_t *order, int32_t *changed);
@@ -588,7 +598,8 @@ typedef struct fwdmeta_local_attention_args {
 #define FWDMETA_LOCAL_ATTENTION_ARGS_INITIALIZER \
   { sizeof(fwdmeta_local_attention_args_t), NULL, NULL, 0, 0, 0, FWDMETA_ROWS_INITIALIZER }
 /* count: virtual requests. query_lens, seq_lens int32 [capacity]; block_table int32 [capacity][attn_chunk_size /
- * block_size], columns clamped to the row; request int32 [capacity]: whose chunk it is. Each array may be null. */
+ * block_size], columns clamped to the row (-1 where it has none); request int32 [capacity]: whose chunk it is. Each
+ * array may be null; block_table must be where args has none. INVALID_BATCH as for slices. */
 FWDMETA_API fwdmeta_status_t fwdmeta_local_attention(const fwdmeta_local_attention_args_t *args, int64_t capacity,
                                                      int32_t *query_lens, int32_t *seq_lens, int32_t *block_table,
                                                      int32_t *request, int64_t *count);

@@ -134,7 +134,10 @@ void* CountingAllocator::Alloc(size_t bytes, size_t alignment, void* user) {
   // Fresh memory is not zero.
   if (self->memory_ == Memory::kHost) std::memset(ptr, 0xA5, bytes);
 #if FWDMETA_TEST_CUDA
-  if (self->memory_ == Memory::kDevice) cudaMemset(ptr, 0xA5, bytes);
+  if (self->memory_ == Memory::kDevice) {
+    cudaMemset(ptr, 0xA5, bytes);
+    cudaStreamSynchronize(cudaStreamLegacy);  // or it would land on what the library's own stream has written by then
+  }
 #endif
   std::lock_guard<std::mutex> lock(self->mutex_);
   if (alignment == 0 || alignment > 256 || (alignment & (alignment - 1)) != 0) {

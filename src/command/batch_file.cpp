@@ -3,20 +3,13 @@
 #include <algorithm>
 #include <string_view>
 
-#include "json_file.h"
+#include "json_fields.h"
 
 namespace fwdmeta::command {
 
 namespace {
 
 constexpr std::string_view kSchema = "fwdmeta.batch/1";
-
-// In the API the lowest int64 asks for a default; here it is a number like any other, for the library to refuse.
-int64_t not_default(int64_t value) { return value == FWDMETA_DEFAULT ? value + 1 : value; }
-
-void set(const JsonObject& object, std::string_view key, int64_t& field) {
-  if (object.find(key) != nullptr) field = not_default(object.required_integer(key));
-}
 
 fwdmeta_attention_t read_attention(const JsonFile& file, const JsonValue& value) {
   const std::string& name = file.string(value, "attention");
@@ -64,19 +57,6 @@ void read_config(const JsonFile& file, const JsonValue& value, BatchFile& batch)
   set(object, "cp_interleave", config.cp_interleave);
   set(object, "kernel_block_size", config.kernel_block_size);
   if (const JsonValue* groups = object.find("groups")) batch.groups = read_groups(file, *groups);
-}
-
-std::vector<int64_t> read_integers(const JsonFile& file, const JsonValue& value, const std::string& what) {
-  std::vector<int64_t> integers;
-  for (const JsonValue& item : file.list(value, what)) integers.push_back(file.integer(item, "an entry of " + what));
-  return integers;
-}
-
-void require_length(const JsonFile& file, const JsonValue& value, size_t length, size_t wanted, const std::string& what,
-                    const std::string& per) {
-  if (length == wanted) return;
-  file.fail(value.offset,
-            what + " has " + std::to_string(length) + " entries, but there are " + std::to_string(wanted) + " " + per);
 }
 
 Rows read_rows(const JsonFile& file, const JsonValue& value, size_t slots, const std::string& what) {

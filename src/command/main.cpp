@@ -13,6 +13,7 @@
 #include "errors.h"
 #include "inspect_output.h"
 #include "replay.h"
+#include "slices.h"
 #include "trace.h"
 
 namespace fwdmeta::command {
@@ -174,20 +175,44 @@ struct ReplayCommand {
   }
 };
 
+struct SlicesCommand {
+  CommonOptions common;
+  std::string path;
+
+  CLI::App* add_to(CLI::App& app) {
+    CLI::App* command = app.add_subcommand("slices", "Cut a step into microbatches and show the lengths of each");
+    command->add_option("FILE", path, "a fwdmeta.slices/1 file, or - for standard input")->required();
+    common.add_to(*command);
+    return command;
+  }
+
+  int run() const {
+    return answer_with(kSlicesSchema, common, [&] {
+      const SlicesFile file = read_slices_file(path);
+      const std::vector<ShownSlice> slices = plan_slices(file);
+      return Answer{to_json(slices), to_table(slices, file)};
+    });
+  }
+};
+
 int run(int argc, char** argv) {
   CLI::App app("The forward metadata of LLM serving steps, from the command line.", "fwdmeta");
   app.set_version_flag("--version", version());
   app.require_subcommand(1);
   InspectCommand inspect_command;
   ReplayCommand replay_command;
+  SlicesCommand slices_command;
   const CLI::App* inspect_app = inspect_command.add_to(app);
+  const CLI::App* slices_app = slices_command.add_to(app);
   replay_command.add_to(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kBadInput;
   }
-  return inspect_app->parsed() ? inspect_command.run() : replay_command.run();
+  if (inspect_app->parsed()) return inspect_command.run();
+  if (slices_app->parsed()) return slices_command.run();
+  return replay_command.run();
 }
 
 }  // namespace
