@@ -1,52 +1,12 @@
 // Runs the built command and looks at what a caller sees: standard output, standard error, exit status.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
+#include "command_runner.h"
+
+namespace fwdmeta_test {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct Outcome {
-  int status;
-  std::string out;
-  std::string err;
-  Json json() const { return Json::parse(out); }
-};
-
-std::string quoted(const std::string& text) { return "'" + text + "'"; }
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-std::string scratch_file(const std::string& name, const std::string& content) {
-  const std::string path = testing::TempDir() + "fwdmeta_command_" + std::to_string(getpid()) + "_" + name;
-  std::ofstream(path, std::ios::binary) << content;
-  return path;
-}
-
 std::string example(const char* name) { return std::string(FWDMETA_SOURCE_DIR "/examples/") + name; }
-
-Outcome fwdmeta(const std::string& arguments, const std::string& input = "") {
-  const std::string in = scratch_file("stdin", input), err = scratch_file("stderr", "");
-  const std::string line = quoted(FWDMETA_COMMAND) + " " + arguments + " <" + quoted(in) + " 2>" + quoted(err);
-  FILE* pipe = popen(line.c_str(), "r");
-  std::string out;
-  char block[4096];
-  while (const size_t size = fread(block, 1, sizeof block, pipe)) out.append(block, size);
-  const int status = pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, out, read_file(err)};
-}
 
 Outcome inspect(const std::string& text, const std::string& options = "") {
   return fwdmeta("inspect - --backend host --format json " + options, text);
@@ -66,24 +26,6 @@ Json small_batch() {
     "batch": {"seq_lens_encoder": [0, 9, 20], "seq_lens_decoder": [10, 99, 18], "seq_lens_this_time": [1, 0, 20]}})");
 }
 
-void expect_refused_input(const Outcome& outcome, const std::string& fragment) {
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_EQ(outcome.out, "");
-  EXPECT_NE(outcome.err.find(fragment), std::string::npos) << outcome.err;
-}
-
-void expect_library_error(const Outcome& outcome, const char* schema, const char* code) {
-  EXPECT_EQ(outcome.status, 1);
-  const Json json = outcome.json();
-  std::vector<std::string> keys;
-  for (const auto& [key, value] : json.items()) keys.push_back(key);
-  EXPECT_EQ(keys, (std::vector<std::string>{"schema", "status", "code", "message"}));
-  EXPECT_EQ(json["schema"], schema);
-  EXPECT_EQ(json["status"], "error");
-  EXPECT_EQ(json["code"], code) << json["message"];
-  EXPECT_NE(outcome.err.find(json["message"].get<std::string>()), std::string::npos) << outcome.err;
-}
-
 // ---------------------------------------------------------------------------------------------------- usage --
 
 TEST(Command, PrintsItsVersion) {
@@ -93,7 +35,7 @@ TEST(Command, PrintsItsVersion) {
 }
 
 TEST(Command, ExplainsItself) {
-  for (const char* arguments : {"--help", "inspect --help", "replay --help"}) {
+  for (const char* arguments : {"--help", "inspect --help", "replay --help", "slices --help"}) {
     const Outcome outcome = fwdmeta(arguments);
     EXPECT_EQ(outcome.status, 0) << arguments;
     EXPECT_NE(outcome.out.find("fwdmeta"), std::string::npos) << arguments;
@@ -102,9 +44,10 @@ TEST(Command, ExplainsItself) {
 
 TEST(Command, RefusesWrongUsage) {
   for (const char* arguments :
-       {"", "frobnicate", "inspect", "replay", "inspect - --format yaml", "inspect - --backend tpu", "inspect - -",
-        "replay - --max-batch 0", "replay - --max-batch 1.5", "replay - --max-batch 010x", "replay - --spec -1",
-        "replay - --steps 9223372036854775808", "replay - --pool-blocks 2147483648", "replay - --chunk"}) {
+       {"", "frobnicate", "inspect", "replay", "slices", "slices - -", "slices - --full", "inspect - --format yaml",
+        "inspect - --backend tpu", "inspect - -", "replay - --max-batch 0", "replay - --max-batch 1.5",
+        "replay - --max-batch 010x", "replay - --spec -1", "replay - --steps 9223372036854775808",
+        "replay - --pool-blocks 2147483648", "replay - --chunk"}) {
     const Outcome outcome = fwdmeta(arguments, small_batch().dump());
     EXPECT_EQ(outcome.status, 2) << arguments;
     EXPECT_EQ(outcome.out, "") << arguments;
@@ -517,3 +460,4 @@ TEST(Examples, TheTraceReplaysWithoutAMismatch) {
 }
 
 }  // namespace
+}  // namespace fwdmeta_test

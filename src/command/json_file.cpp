@@ -15,6 +15,13 @@
 
 namespace fwdmeta::command {
 
+std::string printable(std::string_view text) {
+  constexpr size_t kLongest = 60;
+  std::string shown = "\"";
+  for (const char c : text.substr(0, kLongest)) shown += c >= 0x20 && c < 0x7f ? c : '?';
+  return shown + (text.size() > kLongest ? "...\"" : "\"");
+}
+
 namespace {
 
 // Deeper than any format of the command, and shallow enough for recursive destruction.
@@ -43,14 +50,6 @@ class CountingIterator {
   const char* at_;
   const char** furthest_;
 };
-
-// A key or word of the input as a message shows it: short, and nothing that a terminal would obey.
-std::string printable(std::string_view text) {
-  constexpr size_t kLongest = 60;
-  std::string shown = "\"";
-  for (const char c : text.substr(0, kLongest)) shown += c >= 0x20 && c < 0x7f ? c : '?';
-  return shown + (text.size() > kLongest ? "...\"" : "\"");
-}
 
 struct Failure {
   size_t offset;

@@ -17,6 +17,9 @@ std::string read_text(const std::string& path);
 // The name under which messages speak of `path`.
 std::string display_name(const std::string& path);
 
+// A key or word of the input as a message shows it: short, and nothing that a terminal would obey.
+std::string printable(std::string_view text);
+
 // A JSON value that knows the byte at which it begins. All numbers are int64: the formats have no others.
 struct JsonValue {
   struct Member;

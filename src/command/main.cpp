@@ -11,7 +11,9 @@
 #include <string>
 
 #include "errors.h"
+#include "graphs.h"
 #include "inspect_output.h"
+#include "ranks.h"
 #include "replay.h"
 #include "slices.h"
 #include "trace.h"
@@ -175,6 +177,51 @@ struct ReplayCommand {
   }
 };
 
+struct GraphsCommand {
+  CommonOptions common;
+  std::string path;
+
+  CLI::App* add_to(CLI::App& app) {
+    CLI::App* command = app.add_subcommand("graphs", "Show which graphs are captured, and which one a batch runs in");
+    command->add_option("FILE", path, "a fwdmeta.graphs/1 file, or - for standard input")->required();
+    common.add_to(*command);
+    return command;
+  }
+
+  int run() const {
+    return answer_with(kGraphsSchema, common, [&] {
+      const GraphsFile file = read_graphs_file(path);
+      const GraphsReport report = dispatch(file);
+      return Answer{to_json(report), to_table(report, file)};
+    });
+  }
+};
+
+struct RanksCommand {
+  CommonOptions common;
+  std::string path;
+
+  CLI::App* add_to(CLI::App& app) {
+    CLI::App* command =
+        app.add_subcommand("ranks", "Show the sizes of data-parallel ranks, and what they agree to run");
+    command->add_option("FILE", path, "a fwdmeta.ranks/1 file, or - for standard input")->required();
+    common.add_to(*command);
+    return command;
+  }
+
+  int run() const {
+    return answer_with(kRanksSchema, common, [&] {
+      const RanksFile file = read_ranks_file(path);
+      try {
+        const RanksReport report = report_ranks(file);
+        return Answer{to_json(report), to_table(report, file)};
+      } catch (const RankMismatch& mismatch) {
+        return Answer{to_json(mismatch), ""};
+      }
+    });
+  }
+};
+
 struct SlicesCommand {
   CommonOptions common;
   std::string path;
@@ -201,16 +248,22 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   InspectCommand inspect_command;
   ReplayCommand replay_command;
+  GraphsCommand graphs_command;
+  RanksCommand ranks_command;
   SlicesCommand slices_command;
   const CLI::App* inspect_app = inspect_command.add_to(app);
-  const CLI::App* slices_app = slices_command.add_to(app);
   replay_command.add_to(app);
+  const CLI::App* graphs_app = graphs_command.add_to(app);
+  const CLI::App* ranks_app = ranks_command.add_to(app);
+  const CLI::App* slices_app = slices_command.add_to(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kBadInput;
   }
   if (inspect_app->parsed()) return inspect_command.run();
+  if (graphs_app->parsed()) return graphs_command.run();
+  if (ranks_app->parsed()) return ranks_command.run();
   if (slices_app->parsed()) return slices_command.run();
   return replay_command.run();
 }

@@ -124,10 +124,10 @@ Json to_json(const std::vector<ShownSlice>& slices) {
 
 std::string to_table(const std::vector<ShownSlice>& slices, const SlicesFile& file) {
   std::string text = "slices\n";
-  text += printed("  %5s  %24s  %24s  %10s\n", "slice", "requests", "tokens", "not padded");
+  text += printed("  %5s  %24s  %24s  %11s\n", "slice", "requests", "tokens", "real tokens");
   for (size_t j = 0; j < slices.size(); ++j) {
     const fwdmeta_slice_t& slice = slices[j].range;
-    text += printed("  %5zu  %24s  %24s  %10d\n", j, range(slice.first_req, slice.end_req).c_str(),
+    text += printed("  %5zu  %24s  %24s  %11d\n", j, range(slice.first_req, slice.end_req).c_str(),
                     range(slice.first_token, slice.end_token).c_str(), slice.num_tokens);
   }
   text += "\nrequests\n";
