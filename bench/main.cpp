@@ -88,6 +88,7 @@ int Run(int argc, char** argv) {
 
   const double begin = Now();
   RegisterAll(gpu, seed);
+  RegisterDispatch();
   DisplayReporter display;
   RecordReporter record;
   benchmark::RunSpecifiedBenchmarks(&display, records ? &record : nullptr);

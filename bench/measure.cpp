@@ -79,7 +79,7 @@ void Register(const std::string& variant, const std::string& measure, const Lazy
                                      state.SetIterationTime(sample.seconds);
                                      for (const auto& counter : sample.counters)
                                        state.counters[counter.first] = counter.second;
-                                     CountSizes(fixture->Get(), &state.counters);
+                                     if (fixture) CountSizes(fixture->Get(), &state.counters);
                                    } catch (const std::exception& e) {
                                      MutableFailures()[name] = e.what();
                                      state.SkipWithError(e.what());

@@ -61,7 +61,8 @@ struct Sample {
   std::map<std::string, double> counters;
 };
 
-// One repetition of VARIANT/MEASURE/CASE calls `run` once; its seconds are the repetition's time.
+// One repetition of VARIANT/MEASURE/CASE calls `run` once; its seconds are the repetition's time. `fixture`: whose
+// sizes are counters; null where the case is no batch.
 class CaseFixture;
 void Register(const std::string& variant, const std::string& measure, const LazyPtr<CaseFixture>& fixture,
               const std::string& case_name, std::function<Sample()> run);

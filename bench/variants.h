@@ -20,6 +20,7 @@ struct NamedFixture {
 };
 
 void RegisterHost(const NamedFixture& c);
+void RegisterDispatch();
 
 // The device, and (key, value) pairs for the record's context. Empty where there is none.
 struct GpuInfo {
