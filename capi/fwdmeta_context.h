@@ -316,10 +316,9 @@ FWDMETA_API fwdmeta_status_t fwdmeta_agree(fwdmeta_dispatcher_t dispatcher, cons
                                            int64_t num_ranks, int64_t num_slices, int64_t *num_tokens,
                                            fwdmeta_agreement_t *out);
 
-/* Gathers `bytes` bytes of every rank: recv[r * bytes] is rank r's. `deadline_ns` is a time of CLOCK_MONOTONIC in ns
- * after which it must return TIMEOUT; INT64_MAX: none. Called with no lock held, on the caller's thread; must not
- * throw.
- */
+/* Gathers `bytes` bytes of every rank: recv[r * bytes] is rank r's, and so the caller's own are among them. `deadline_ns`
+ * is a time of CLOCK_MONOTONIC in ns after which it must return TIMEOUT; INT64_MAX: none. Called with no lock held, on
+ * the caller's thread; must not throw. Its status is the answer of fwdmeta_agree_through. */
 typedef fwdmeta_status_t (*fwdmeta_gather_callback_t)(const void *send, void *recv, size_t bytes, int64_t deadline_ns,
                                                       void *user);
 
@@ -331,23 +330,28 @@ typedef struct fwdmeta_transport_config {
   fwdmeta_gather_callback_t gather;
   void *user;
   void *nccl_comm;         /* the engine's ncclComm_t, borrowed until the transport's end */
-  fwdmeta_stream_t stream; /* of the NCCL calls */
-  const char *plugin_path; /* libfwdmeta_nccl.so.1, a file. Null: FWDMETA_PLUGIN_PATH (a file), else the file of that
-                            * name beside libfwdmeta; never the working directory */
+  fwdmeta_stream_t stream; /* of the NCCL calls, likewise */
+  const char *plugin_path; /* libfwdmeta_nccl.so.1, an absolute path. Null: the environment's FWDMETA_PLUGIN_PATH, an
+                            * absolute path too, else the file of that name beside libfwdmeta; never the working
+                            * directory or the loader's search path */
 } fwdmeta_transport_config_t;
 #define FWDMETA_TRANSPORT_CONFIG_INITIALIZER \
   { sizeof(fwdmeta_transport_config_t), 0, 0, NULL, NULL, NULL, NULL, NULL }
 
-/* Allocates buffers for num_ranks rows. With nccl_comm it loads the plug-in: UNAVAILABLE with the loader's text where
- * that fails, UNSUPPORTED for a plug-in of another version. May block. */
+/* Allocates buffers for num_ranks rows. With nccl_comm it loads the plug-in, which is unloaded with the last transport
+ * that uses it: UNAVAILABLE with the loader's text where that fails, UNSUPPORTED for a plug-in of another version,
+ * NOT_READY while a non-blocking communicator is still being made, INVALID_ARGUMENT for one of other ranks. May block,
+ * but waits for no rank. */
 FWDMETA_API fwdmeta_status_t fwdmeta_transport_create(const fwdmeta_transport_config_t *config,
                                                       fwdmeta_transport_t *out);
 /* OK for 0. BUSY while a gather of it runs. */
 FWDMETA_API fwdmeta_status_t fwdmeta_transport_destroy(fwdmeta_transport_t transport);
 
 /* Gathers the rows of all ranks and agrees. Every rank calls it for every step, idle ones too. timeout_us < 0: no
- * deadline; a peer that stalls is TIMEOUT, after which an NCCL communicator has been aborted and the transport answers
- * UNAVAILABLE. One thread at a time per transport (BUSY). Blocks. */
+ * deadline; a peer that stalls is TIMEOUT, after which an NCCL communicator has been aborted (the engine must not use,
+ * abort or destroy it) and the transport answers UNAVAILABLE. It answers so after any other failure of NCCL or CUDA in
+ * a gather too, then with the communicator still the engine's to abort. An own row that comes back changed is
+ * INVALID_ARGUMENT. NOT_CAPTURABLE with NCCL. One thread at a time per transport (BUSY). Blocks. */
 FWDMETA_API fwdmeta_status_t fwdmeta_agree_through(fwdmeta_transport_t transport, fwdmeta_dispatcher_t dispatcher,
                                                    const fwdmeta_rank_row_t *row, int64_t num_slices,
                                                    int64_t timeout_us, int64_t *num_tokens, fwdmeta_agreement_t *out);

@@ -1,6 +1,7 @@
 // The C ABI of what data-parallel ranks share.
 #include "context/ranks.h"
 
+#include "context/transport.h"
 #include "fwdmeta.h"
 #include "guard.h"
 
@@ -30,4 +31,18 @@ fwdmeta_status_t fwdmeta_num_chunks(const int64_t* sizes, int64_t count, int64_t
 fwdmeta_status_t fwdmeta_shard_sizes(int64_t num_tokens, int64_t num_ranks, int32_t padded, int64_t* sizes,
                                      int64_t* starts, int64_t* live, uint8_t* mask) {
   return Guard([&] { return ShardSizes(num_tokens, num_ranks, padded, sizes, starts, live, mask); });
+}
+
+fwdmeta_status_t fwdmeta_transport_create(const fwdmeta_transport_config_t* config, fwdmeta_transport_t* out) {
+  return Guard([&] { return Transport::Create(config, out); });
+}
+
+fwdmeta_status_t fwdmeta_transport_destroy(fwdmeta_transport_t transport) {
+  return Guard([&] { return Transport::Destroy(transport); });
+}
+
+fwdmeta_status_t fwdmeta_agree_through(fwdmeta_transport_t transport, fwdmeta_dispatcher_t dispatcher,
+                                       const fwdmeta_rank_row_t* row, int64_t num_slices, int64_t timeout_us,
+                                       int64_t* num_tokens, fwdmeta_agreement_t* out) {
+  return Guard([&] { return Transport::Agree(transport, dispatcher, row, num_slices, timeout_us, num_tokens, out); });
 }

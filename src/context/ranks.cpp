@@ -4,26 +4,23 @@
 #include <cstring>
 
 #include "base/struct_io.h"
+#include "context/check.h"
 
 namespace fwdmeta {
 namespace {
 
-Status CheckRange(const char* name, int64_t value, int64_t low) {
-  if (value >= low && value <= INT32_MAX) return FWDMETA_OK;
-  return Fail(FWDMETA_INVALID_ARGUMENT, "%s is %lld, expected %lld..%d", name, (long long)value, (long long)low,
-              INT32_MAX);
-}
+constexpr int64_t kMost = INT32_MAX;  // of every number
 
 // A list of at least one count, none of them negative.
 Status CheckCounts(const char* name, const int64_t* counts, const char* length_name, int64_t length) {
-  FWDMETA_TRY(CheckRange(length_name, length, 1));
+  FWDMETA_TRY(CheckRange(length_name, length, 1, kMost));
   if (counts == nullptr) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "%s is null, %s is %lld", name, length_name, (long long)length);
   }
   for (int64_t i = 0; i < length; ++i) {
-    if (counts[i] < 0 || counts[i] > INT32_MAX) {
-      return Fail(FWDMETA_INVALID_ARGUMENT, "%s[%lld] is %lld, expected 0..%d", name, (long long)i,
-                  (long long)counts[i], INT32_MAX);
+    if (counts[i] < 0 || counts[i] > kMost) {
+      return Fail(FWDMETA_INVALID_ARGUMENT, "%s[%lld] is %lld, expected 0..%lld", name, (long long)i,
+                  (long long)counts[i], (long long)kMost);
     }
   }
   return FWDMETA_OK;
@@ -49,7 +46,7 @@ Status MakeDpMetadata(const fwdmeta_dp_metadata_args_t* in, fwdmeta_dp_metadata_
     return Fail(FWDMETA_INVALID_ARGUMENT, "is_moe is %d, expected 1 or -1: %s", args.is_moe,
                 args.is_moe == 0 ? "a model without experts has no use for it" : "no such value");
   }
-  FWDMETA_TRY(CheckRange("dp_size", args.dp_size, args.sequence_parallel_moe == 1 ? 1 : 2));
+  FWDMETA_TRY(CheckRange("dp_size", args.dp_size, args.sequence_parallel_moe == 1 ? 1 : 2, kMost));
   if (args.dp_rank < 0 || args.dp_rank >= args.dp_size) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "dp_rank is %lld, dp_size is %lld", (long long)args.dp_rank,
                 (long long)args.dp_size);
@@ -73,7 +70,7 @@ Status MakeDpMetadata(const fwdmeta_dp_metadata_args_t* in, fwdmeta_dp_metadata_
 
 Status SpSizes(const int64_t* num_tokens, int64_t num_ranks, int64_t sp_size, int64_t* out) {
   FWDMETA_TRY(CheckCounts("num_tokens", num_tokens, "num_ranks", num_ranks));
-  FWDMETA_TRY(CheckRange("sp_size", sp_size, 1));
+  FWDMETA_TRY(CheckRange("sp_size", sp_size, 1, kMost));
   FWDMETA_TRY(CheckOut(out));
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     std::fill_n(out + rank * sp_size, sp_size, CeilDiv(num_tokens[rank], sp_size));
@@ -91,8 +88,8 @@ Status CuSizes(const int64_t* sizes, int64_t count, int64_t* out) {
 
 Status ChunkSizes(const int64_t* sizes, int64_t count, int64_t max_chunk, int64_t index, int64_t* out) {
   FWDMETA_TRY(CheckCounts("sizes", sizes, "count", count));
-  FWDMETA_TRY(CheckRange("max_chunk", max_chunk, 1));
-  FWDMETA_TRY(CheckRange("index", index, 0));
+  FWDMETA_TRY(CheckRange("max_chunk", max_chunk, 1, kMost));
+  FWDMETA_TRY(CheckRange("index", index, 0, kMost));
   FWDMETA_TRY(CheckOut(out));
   for (int64_t i = 0; i < count; ++i) {
     out[i] = std::max<int64_t>(std::min(max_chunk, sizes[i] - max_chunk * index), 1);
@@ -102,7 +99,7 @@ Status ChunkSizes(const int64_t* sizes, int64_t count, int64_t max_chunk, int64_
 
 Status NumChunks(const int64_t* sizes, int64_t count, int64_t max_chunk, int64_t* out) {
   FWDMETA_TRY(CheckCounts("sizes", sizes, "count", count));
-  FWDMETA_TRY(CheckRange("max_chunk", max_chunk, 1));
+  FWDMETA_TRY(CheckRange("max_chunk", max_chunk, 1, kMost));
   FWDMETA_TRY(CheckOut(out));
   *out = std::max<int64_t>(1, CeilDiv(*std::max_element(sizes, sizes + count), max_chunk));
   return FWDMETA_OK;
@@ -110,8 +107,8 @@ Status NumChunks(const int64_t* sizes, int64_t count, int64_t max_chunk, int64_t
 
 Status ShardSizes(int64_t num_tokens, int64_t num_ranks, int32_t padded, int64_t* sizes, int64_t* starts, int64_t* live,
                   uint8_t* mask) {
-  FWDMETA_TRY(CheckRange("num_tokens", num_tokens, 0));
-  FWDMETA_TRY(CheckRange("num_ranks", num_ranks, 1));
+  FWDMETA_TRY(CheckRange("num_tokens", num_tokens, 0, kMost));
+  FWDMETA_TRY(CheckRange("num_ranks", num_ranks, 1, kMost));
   if (padded != 0 && padded != 1) return Fail(FWDMETA_INVALID_ARGUMENT, "padded is %d, expected 0 or 1", padded);
   if (mask != nullptr && padded == 0) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "mask is set and padded is 0: uneven shards have no padding");
