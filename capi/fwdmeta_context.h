@@ -3,10 +3,10 @@
  * microbatches, and what layers read while the model runs. Part of fwdmeta.h, which includes it; include that one. The
  * rules on errors, handles, structs, threads and capture at its top hold here too.
  *
- * All of this is host code: no call here needs a device, launches or synchronises anything, but fwdmeta_build_slices,
- * which enqueues, and a transport, which may wait for other ranks. Arrays are host memory. int64 inputs past int32 are
- * INVALID_ARGUMENT. Where an `out` array is filled up to a `capacity`, `count` always receives the full count, and a
- * capacity below it is CAPACITY_EXCEEDED with nothing written to the array; out = null with capacity 0 asks the count.
+ * All of this is host code: no call here needs a device, launches or synchronises anything, but a transport, which may
+ * wait for other ranks. Arrays are host memory. int64 inputs past int32 are INVALID_ARGUMENT. Where an `out` array is
+ * filled up to a `capacity`, `count` always receives the full count, and a capacity below it is CAPACITY_EXCEEDED with
+ * nothing written to the array; out = null with capacity 0 asks the count.
  */
 #ifndef FWDMETA_CONTEXT_H
 #define FWDMETA_CONTEXT_H
@@ -19,7 +19,6 @@ extern "C" {
 
 typedef uint64_t fwdmeta_dispatcher_t;
 typedef uint64_t fwdmeta_transport_t;
-typedef uint64_t fwdmeta_slicer_t;
 typedef uint64_t fwdmeta_layers_t;
 typedef uint64_t fwdmeta_context_t;
 
@@ -316,9 +315,9 @@ FWDMETA_API fwdmeta_status_t fwdmeta_agree(fwdmeta_dispatcher_t dispatcher, cons
                                            int64_t num_ranks, int64_t num_slices, int64_t *num_tokens,
                                            fwdmeta_agreement_t *out);
 
-/* Gathers `bytes` bytes of every rank: recv[r * bytes] is rank r's, and so the caller's own are among them. `deadline_ns`
- * is a time of CLOCK_MONOTONIC in ns after which it must return TIMEOUT; INT64_MAX: none. Called with no lock held, on
- * the caller's thread; must not throw. Its status is the answer of fwdmeta_agree_through. */
+/* Gathers `bytes` bytes of every rank: recv[r * bytes] is rank r's, and so the caller's own are among them.
+ * `deadline_ns` is a time of CLOCK_MONOTONIC in ns after which it must return TIMEOUT; INT64_MAX: none. Called with no
+ * lock held, on the caller's thread; must not throw. Its status is the answer of fwdmeta_agree_through. */
 typedef fwdmeta_status_t (*fwdmeta_gather_callback_t)(const void *send, void *recv, size_t bytes, int64_t deadline_ns,
                                                       void *user);
 
@@ -405,23 +404,6 @@ typedef struct fwdmeta_slice_conflict {
 FWDMETA_API fwdmeta_status_t fwdmeta_slices_conflict(const fwdmeta_slice_args_t *args, const fwdmeta_slice_t *slices,
                                                      const fwdmeta_rows_t *block_table, int64_t block_size,
                                                      fwdmeta_slice_conflict_t *out);
-
-/* A slicer builds the metadata of every slice of a batch: each slice is a batch of its own, in arrays of its own at
- * addresses that never change. A prefill's output row stands only in the slice that has its last token of the step.
- * `config` is the whole batch's; the slices' builders take it as it is. */
-FWDMETA_API fwdmeta_status_t fwdmeta_slicer_create(const fwdmeta_config_t *config, int64_t max_slices,
-                                                   fwdmeta_slicer_t *out);
-/* OK for 0; as fwdmeta_builder_destroy. */
-FWDMETA_API fwdmeta_status_t fwdmeta_slicer_destroy(fwdmeta_slicer_t slicer);
-/* The builder of slice j, owned by the slicer: for counts, tensors, readers. Building with it is INVALID_ARGUMENT. */
-FWDMETA_API fwdmeta_status_t fwdmeta_slicer_get_builder(fwdmeta_slicer_t slicer, int64_t slice, fwdmeta_builder_t *out);
-/* Enqueues one kernel that cuts the lengths, then one build a slice. Device lengths of the CUDA backend, host pointers
- * on the host backend; num_padded_tokens must be stated (N). split as in fwdmeta_slice_args; slice j has T =
- * min(max(N - j * split, 0), split) tokens with padding, the last N - j * split. `metas` [num_slices] receives views
- * that the caller owns; may be null. Capturable: 1 + num_slices kernel nodes. Errors in the numbers come with the
- * counts of every slice. Threads and streams as fwdmeta_build. */
-FWDMETA_API fwdmeta_status_t fwdmeta_build_slices(fwdmeta_slicer_t slicer, const fwdmeta_batch_t *batch,
-                                                  int64_t num_slices, int64_t split, fwdmeta_meta_t *metas);
 
 /* --------------------------------------------------------------------------------------- forward context -- */
 
