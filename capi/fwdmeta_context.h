@@ -315,9 +315,9 @@ FWDMETA_API fwdmeta_status_t fwdmeta_agree(fwdmeta_dispatcher_t dispatcher, cons
                                            int64_t num_ranks, int64_t num_slices, int64_t *num_tokens,
                                            fwdmeta_agreement_t *out);
 
-/* Gathers `bytes` bytes of every rank: recv[r * bytes] is rank r's, and so the caller's own are among them.
- * `deadline_ns` is a time of CLOCK_MONOTONIC in ns after which it must return TIMEOUT; INT64_MAX: none. Called with no
- * lock held, on the caller's thread; must not throw. Its status is the answer of fwdmeta_agree_through. */
+/* Gathers `bytes` bytes of every rank: recv[r * bytes] is rank r's, the caller's own among them. `deadline_ns` is a
+ * time of CLOCK_MONOTONIC in ns after which it must return TIMEOUT; INT64_MAX: none. Called with no lock held, on the
+ * caller's thread; must not throw. Its status is the answer of fwdmeta_agree_through. */
 typedef fwdmeta_status_t (*fwdmeta_gather_callback_t)(const void *send, void *recv, size_t bytes, int64_t deadline_ns,
                                                       void *user);
 
