@@ -14,12 +14,8 @@
 namespace fwdmeta {
 namespace {
 
-constexpr uint64_t kTransportType = 4;
-using TransportTable = HandleTable<std::shared_ptr<Transport>, kTransportType>;
-
-// Never destroyed: threads may outlive the program's end.
-TransportTable& Transports() {
-  static TransportTable* table = new TransportTable;
+HandleTable<std::shared_ptr<Transport>, 4>& Transports() {
+  static auto* table = new HandleTable<std::shared_ptr<Transport>, 4>;  // outlives every thread
   return *table;
 }
 
