@@ -69,7 +69,7 @@ Agreed Agree(const Dispatcher& dispatcher, const Rows& rows, int64_t num_slices 
   return agreed;
 }
 
-// vllm.md §2.4, the table of V1's synchronisation, with the values of overrides.md. Requests of one token each.
+// vllm.md §2.4, the table of V1's synchronisation, with the values of the contract. Requests of one token each.
 TEST(Agreement, V1Table) {
   const Dispatcher both({1, 2, 4, 8, 16, 24, 32, 40, 48, 64}, 1024, {1});
   const auto row = [](int64_t n, int32_t wants, int32_t mode) { return Row(n, n, 1, mode, wants); };

@@ -313,7 +313,7 @@ TEST(BatchDescriptor, HashAndEquality) {
 
 // ----------------------------------------------------------------------------------------------------- sizes --
 
-// vllm.md §2.1, as overrides.md and the contract's formula have it.
+// vllm.md §2.1, as the contract has it.
 TEST(Sizes, DefaultList) {
   const auto sizes = [](int64_t max_num_seqs, int64_t query_len, int64_t max_num_tokens, int64_t stated = kDefault) {
     GraphConfig setup;
