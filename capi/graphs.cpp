@@ -1,8 +1,8 @@
 // The C ABI of graph modes, dispatchers and the agreement of ranks.
+#include "base/check.h"
 #include "base/struct_io.h"
 #include "context/agreement.h"
 #include "context/batch_shape.h"
-#include "context/check.h"
 #include "context/dispatcher.h"
 #include "guard.h"
 
@@ -16,18 +16,6 @@ Status WithDispatcher(fwdmeta_dispatcher_t handle, Body body) {
     FWDMETA_TRY(Dispatcher::Find(handle, &dispatcher));
     return body(*dispatcher);
   });
-}
-
-// All of `values`, where they are wanted and fit; the count in any case.
-template <class T, class Values>
-Status Fill(const Values& values, T* out, int64_t capacity, int64_t* count) {
-  *count = static_cast<int64_t>(values.size());
-  if (out == nullptr) return FWDMETA_OK;
-  if (capacity < *count) {
-    return Fail(FWDMETA_CAPACITY_EXCEEDED, "capacity is %lld, there are %lld", (long long)capacity, (long long)*count);
-  }
-  std::copy(values.begin(), values.end(), out);
-  return FWDMETA_OK;
 }
 
 Status DispatchStep(const Dispatcher& dispatcher, const fwdmeta_dispatch_args_t* args, fwdmeta_dispatch_result_t* out) {
@@ -100,7 +88,8 @@ fwdmeta_status_t fwdmeta_dispatcher_get_sizes(fwdmeta_dispatcher_t handle, int64
                                               int64_t* count) {
   return WithDispatcher(handle, [&](const Dispatcher& dispatcher) {
     FWDMETA_TRY(CheckFill(out, capacity, count));
-    return Fill(dispatcher.sizes(), out, capacity, count);
+    const std::vector<int32_t>& sizes = dispatcher.sizes();
+    return Fill(sizes.begin(), static_cast<int64_t>(sizes.size()), out, capacity, count);
   });
 }
 
@@ -108,7 +97,8 @@ fwdmeta_status_t fwdmeta_dispatcher_get_keys(fwdmeta_dispatcher_t handle, fwdmet
                                              int64_t* count) {
   return WithDispatcher(handle, [&](const Dispatcher& dispatcher) {
     FWDMETA_TRY(CheckFill(out, capacity, count));
-    return Fill(dispatcher.Keys(), out, capacity, count);
+    const std::vector<fwdmeta_graph_key_t> keys = dispatcher.Keys();
+    return Fill(keys.begin(), static_cast<int64_t>(keys.size()), out, capacity, count);
   });
 }
 
@@ -134,7 +124,9 @@ fwdmeta_status_t fwdmeta_make_dummy(const fwdmeta_dummy_batch_t* dummy) {
   return Guard([&] { return MakeDummy(dummy); });
 }
 
-fwdmeta_status_t fwdmeta_agree(fwdmeta_dispatcher_t dispatcher, const fwdmeta_rank_row_t* rows, int64_t num_ranks,
+fwdmeta_status_t fwdmeta_agree(fwdmeta_dispatcher_t handle, const fwdmeta_rank_row_t* rows, int64_t num_ranks,
                                int64_t num_slices, int64_t* num_tokens, fwdmeta_agreement_t* out) {
-  return Guard([&] { return AgreeOnRows(dispatcher, rows, num_ranks, num_slices, num_tokens, out); });
+  return WithDispatcher(handle, [&](const Dispatcher& dispatcher) {
+    return AgreeOnRows(dispatcher, rows, num_ranks, num_slices, num_tokens, out);
+  });
 }

@@ -1,5 +1,6 @@
 #include "batch/config.h"
 
+#include "base/check.h"
 #include "base/struct_io.h"
 
 namespace fwdmeta {
@@ -11,12 +12,8 @@ class Checker {
   template <class T>
   void Range(const char* name, int64_t value, int64_t low, int64_t high, T* out) {
     if (status_ != FWDMETA_OK) return;
-    if (value < low || value > high) {
-      status_ = Fail(FWDMETA_INVALID_ARGUMENT, "%s is %lld, expected %lld..%lld", name, (long long)value,
-                     (long long)low, (long long)high);
-      return;
-    }
-    *out = static_cast<T>(value);
+    status_ = CheckRange(name, value, low, high);
+    if (status_ == FWDMETA_OK) *out = static_cast<T>(value);
   }
   Status status() const { return status_; }
 
@@ -70,9 +67,7 @@ Status ParseConfig(const fwdmeta_config_t* config, Config* out) {
   fwdmeta_config_t in;
   static const fwdmeta_config_t defaults = FWDMETA_CONFIG_INITIALIZER;
   FWDMETA_TRY(ReadStruct(config, defaults, "config", &in));
-  if (in.api_version < 0 || in.api_version / 10000 != FWDMETA_VERSION_MAJOR) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "api_version is %d, this library is %d", in.api_version, FWDMETA_VERSION);
-  }
+  FWDMETA_TRY(CheckApiVersion(in.api_version));
   *out = {};
   Checker check;
   check.Range("backend", in.backend, FWDMETA_BACKEND_AUTO, FWDMETA_BACKEND_CUDA, &out->backend);

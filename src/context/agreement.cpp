@@ -1,7 +1,7 @@
 #include "context/agreement.h"
 
+#include "base/check.h"
 #include "base/struct_io.h"
-#include "context/check.h"
 #include "context/dispatcher.h"
 
 namespace fwdmeta {
@@ -30,16 +30,14 @@ Status FailRow(int64_t rank, const fwdmeta_rank_row_t& row) {
 
 }  // namespace
 
-Status AgreeOnRows(fwdmeta_dispatcher_t handle, const fwdmeta_rank_row_t* rows, int64_t num_ranks, int64_t num_slices,
+Status AgreeOnRows(const Dispatcher& dispatcher, const fwdmeta_rank_row_t* rows, int64_t num_ranks, int64_t num_slices,
                    int64_t* num_tokens, fwdmeta_agreement_t* out) {
-  std::shared_ptr<Dispatcher> dispatcher;
-  FWDMETA_TRY(Dispatcher::Find(handle, &dispatcher));
   if (rows == nullptr) return Fail(FWDMETA_INVALID_ARGUMENT, "rows is null");
-  FWDMETA_TRY(CheckRange("num_ranks", num_ranks, 1, INT32_MAX));
+  FWDMETA_TRY(CheckRange("num_ranks", num_ranks, 1));
   FWDMETA_TRY(CheckRange("num_slices", num_slices, 1, FWDMETA_MAX_SLICES));
   FWDMETA_TRY(CheckOutStruct(out, "out"));
   fwdmeta_agreement_t agreement = FWDMETA_AGREEMENT_INITIALIZER;
-  const Status status = Agree(dispatcher->table(), rows, num_ranks, num_slices, num_tokens, &agreement);
+  const Status status = Agree(dispatcher.table(), rows, num_ranks, num_slices, num_tokens, &agreement);
   if (status == FWDMETA_OK) {
     WriteStruct(agreement, out);
     return FWDMETA_OK;
@@ -54,7 +52,7 @@ Status AgreeOnRows(fwdmeta_dispatcher_t handle, const fwdmeta_rank_row_t* rows, 
   const RowSummary sum = Summarize(rows, num_ranks);
   if (sum.bad >= 0) return FailRow(sum.bad, rows[sum.bad]);
   const DispatchArgs args = AgreedArgs(sum);
-  return FailDispatchArgs(dispatcher->table(), args, CheckDispatchArgs(dispatcher->table(), args));
+  return FailDispatchArgs(dispatcher.table(), args, CheckDispatchArgs(dispatcher.table(), args));
 }
 
 }  // namespace fwdmeta

@@ -50,10 +50,7 @@ FWDMETA_HD RowSummary Summarize(const fwdmeta_rank_row_t* rows, int64_t num_rank
 
 FWDMETA_HD DispatchArgs AgreedArgs(const RowSummary& sum) {
   DispatchArgs args = {sum.max_tokens, sum.max_reqs, sum.query_len, 0, (2 << sum.max_mode) - 1};
-  if (args.query_len > 0 &&
-      (args.num_tokens % args.query_len != 0 || args.num_tokens < args.num_reqs * args.query_len)) {
-    args.query_len = 0;
-  }
+  if (args.query_len > 0 && !IsUniform(args.num_tokens, args.num_reqs, args.query_len)) args.query_len = 0;
   return args;
 }
 
@@ -93,7 +90,8 @@ FWDMETA_HD Status Agree(const DispatchTable& table, const fwdmeta_rank_row_t* ro
 }
 
 // The whole of fwdmeta_agree, for whoever has gathered the rows.
-Status AgreeOnRows(fwdmeta_dispatcher_t dispatcher, const fwdmeta_rank_row_t* rows, int64_t num_ranks,
-                   int64_t num_slices, int64_t* num_tokens, fwdmeta_agreement_t* out);
+class Dispatcher;
+Status AgreeOnRows(const Dispatcher& dispatcher, const fwdmeta_rank_row_t* rows, int64_t num_ranks, int64_t num_slices,
+                   int64_t* num_tokens, fwdmeta_agreement_t* out);
 
 }  // namespace fwdmeta

@@ -1,12 +1,8 @@
 #include "context/arrays.h"
 
-namespace fwdmeta {
+#include "batch/slot.h"
 
-Status CheckRange(int64_t value, int64_t least, const char* name) {
-  if (value >= least && value <= INT32_MAX) return FWDMETA_OK;
-  return Fail(FWDMETA_INVALID_ARGUMENT, "%s is %lld, expected %lld..%d", name, (long long)value, (long long)least,
-              INT32_MAX);
-}
+namespace fwdmeta {
 
 Status CheckLengths(const int32_t* lengths, int32_t count, const char* name) {
   for (int32_t i = 0; i < count; ++i) {
@@ -27,6 +23,19 @@ Status SumLengths(const int32_t* lengths, int32_t count, const char* name, int32
   }
   *sum = static_cast<int32_t>(total);
   return FWDMETA_OK;
+}
+
+Status CheckRoles(const int32_t* encoder, const int32_t* this_time, int64_t batch_size, int32_t* num_tokens) {
+  FWDMETA_TRY(CheckRange("batch_size", batch_size, 0));
+  FWDMETA_TRY(CheckArray(encoder, batch_size, "seq_lens_encoder"));
+  FWDMETA_TRY(CheckArray(this_time, batch_size, "seq_lens_this_time"));
+  const int32_t count = static_cast<int32_t>(batch_size);
+  for (int32_t i = 0; i < count; ++i) {
+    if (SlotErrors(encoder[i], 0, this_time[i], INT32_MAX) == 0) continue;
+    return Fail(FWDMETA_INVALID_BATCH, "slot %d: seq_lens_encoder is %d and seq_lens_this_time %d", i, encoder[i],
+                this_time[i]);
+  }
+  return SumLengths(this_time, count, "seq_lens_this_time", num_tokens);
 }
 
 Status CheckRequests(const int32_t* query_lens, const int32_t* seq_lens, int32_t num_reqs, int32_t* num_tokens) {

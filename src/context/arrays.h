@@ -3,13 +3,10 @@
 
 #include <cstdint>
 
-#include "base/status.h"
+#include "base/check.h"
 #include "build/read_rows.h"
 
 namespace fwdmeta {
-
-// least <= value <= INT32_MAX, else INVALID_ARGUMENT.
-Status CheckRange(int64_t value, int64_t least, const char* name);
 
 // Not null where there is an entry, and aligned.
 template <class T>
@@ -25,6 +22,10 @@ Status CheckLengths(const int32_t* lengths, int32_t count, const char* name);
 
 // As CheckLengths; a sum past int32 is INVALID_BATCH too.
 Status SumLengths(const int32_t* lengths, int32_t count, const char* name, int32_t* sum);
+
+// Two arrays of slots whose roles are clear, else INVALID_ARGUMENT, or INVALID_BATCH as a build would say. `num_tokens`
+// is the sum of this_time.
+Status CheckRoles(const int32_t* encoder, const int32_t* this_time, int64_t batch_size, int32_t* num_tokens);
 
 // No negative length, no sequence that is shorter than its tokens of this step, else INVALID_BATCH. `num_tokens` is the
 // sum of query_lens.

@@ -2,36 +2,23 @@
 
 #include "base/struct_io.h"
 #include "batch/slot.h"
-#include "context/check.h"
+#include "context/arrays.h"
 
 namespace fwdmeta {
 
 Status DispatchArgsFromLengths(const int32_t* seq_lens_encoder, const int32_t* seq_lens_this_time, int64_t batch_size,
                                int64_t query_len, fwdmeta_dispatch_args_t* out) {
-  FWDMETA_TRY(CheckRange("batch_size", batch_size, 0, INT32_MAX));
-  if (batch_size > 0 && (seq_lens_encoder == nullptr || seq_lens_this_time == nullptr)) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "a length array is null and batch_size is %lld", (long long)batch_size);
-  }
-  FWDMETA_TRY(CheckRange("query_len", query_len, 1, INT32_MAX));
+  FWDMETA_TRY(CheckRange("query_len", query_len, 1));
   FWDMETA_TRY(CheckOutStruct(out, "out"));
-  int64_t num_tokens = 0, num_reqs = 0;
+  int32_t num_tokens;
+  FWDMETA_TRY(CheckRoles(seq_lens_encoder, seq_lens_this_time, batch_size, &num_tokens));
+  int64_t num_reqs = 0;
   bool uniform = true;
   for (int64_t i = 0; i < batch_size; ++i) {
-    const int32_t encoder = seq_lens_encoder[i], this_time = seq_lens_this_time[i];
-    const int32_t errors = SlotErrors(encoder, 0, this_time, INT32_MAX);
-    if (errors != 0) {
-      return Fail(FWDMETA_INVALID_BATCH, "slot %lld: seq_lens_encoder is %d and seq_lens_this_time %d", (long long)i,
-                  encoder, this_time);
-    }
-    const Slot slot = MakeSlot(encoder, 0, this_time, 0);
+    const Slot slot = MakeSlot(seq_lens_encoder[i], 0, seq_lens_this_time[i], 0);
     if (!slot.live()) continue;
-    num_tokens += slot.this_time;
     ++num_reqs;
     uniform = uniform && slot.decode() && slot.this_time == query_len;
-    if (num_tokens > INT32_MAX) {
-      return Fail(FWDMETA_INVALID_BATCH, "slot %lld: the sum of seq_lens_this_time is %lld, past %d", (long long)i,
-                  (long long)num_tokens, INT32_MAX);
-    }
   }
   fwdmeta_dispatch_args_t args = FWDMETA_DISPATCH_ARGS_INITIALIZER;
   std::memcpy(static_cast<void*>(&args), out, std::min<uint64_t>(out->struct_size, sizeof(args)));
@@ -46,10 +33,10 @@ Status MakeDummy(const fwdmeta_dummy_batch_t* dummy) {
   static const fwdmeta_dummy_batch_t defaults = FWDMETA_DUMMY_BATCH_INITIALIZER;
   fwdmeta_dummy_batch_t in;
   FWDMETA_TRY(ReadStruct(dummy, defaults, "dummy", &in));
-  FWDMETA_TRY(CheckRange("query_len", in.query_len, 0, INT32_MAX));
-  FWDMETA_TRY(CheckRange("num_reqs", in.num_reqs, 1, INT32_MAX));
+  FWDMETA_TRY(CheckRange("query_len", in.query_len, 0));
+  FWDMETA_TRY(CheckRange("num_reqs", in.num_reqs, 1));
   const int64_t num_tokens = in.num_tokens == FWDMETA_DEFAULT ? in.num_reqs * in.query_len : in.num_tokens;
-  FWDMETA_TRY(CheckRange("num_tokens", num_tokens, in.num_reqs, INT32_MAX));
+  FWDMETA_TRY(CheckRange("num_tokens", num_tokens, in.num_reqs));
   const int64_t floor = num_tokens / in.num_reqs, longer = num_tokens % in.num_reqs;
   const int64_t longest = floor + (longer > 0 ? 1 : 0);
   if (in.query_len > 0 && longest > in.query_len) {

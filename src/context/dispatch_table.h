@@ -42,6 +42,11 @@ struct DispatchResult {
 // The argument that breaks a rule; kArgsFit where none does.
 enum class ArgsFault { kArgsFit, kNumTokens, kNumReqs, kQueryLen, kLoras, kAllowedModes, kNotUniform };
 
+// Whether so many tokens can be so many requests of query_len tokens, padding included.
+FWDMETA_HD bool IsUniform(int64_t num_tokens, int64_t num_reqs, int64_t query_len) {
+  return num_tokens % query_len == 0 && num_tokens >= num_reqs * query_len;
+}
+
 FWDMETA_HD ArgsFault CheckDispatchArgs(const DispatchTable& table, const DispatchArgs& args) {
   if (args.num_tokens < 0 || args.num_tokens > INT32_MAX) return ArgsFault::kNumTokens;
   if (args.num_reqs < 0 || args.num_reqs > table.max_num_seqs) return ArgsFault::kNumReqs;
@@ -50,10 +55,7 @@ FWDMETA_HD ArgsFault CheckDispatchArgs(const DispatchTable& table, const Dispatc
     return ArgsFault::kLoras;
   }
   if (args.allowed_modes < 1 || args.allowed_modes > FWDMETA_ALLOW_ALL) return ArgsFault::kAllowedModes;
-  if (args.query_len > 0 &&
-      (args.num_tokens % args.query_len != 0 || args.num_tokens < args.num_reqs * args.query_len)) {
-    return ArgsFault::kNotUniform;
-  }
+  if (args.query_len > 0 && !IsUniform(args.num_tokens, args.num_reqs, args.query_len)) return ArgsFault::kNotUniform;
   return ArgsFault::kArgsFit;
 }
 

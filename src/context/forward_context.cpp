@@ -6,6 +6,8 @@
 
 #include "base/handle_table.h"
 #include "base/struct_io.h"
+#include "context/arrays.h"
+#include "context/graph_mode.h"
 
 namespace fwdmeta {
 namespace {
@@ -25,14 +27,11 @@ Status NoContext(fwdmeta_context_t handle) {
   return Fail(FWDMETA_INVALID_HANDLE, "0x%llx is no forward context", (unsigned long long)handle);
 }
 
-Status CheckArray(const void* data, int64_t count, const char* name) {
-  if (count < 0 || count > INT32_MAX) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "%s has a count of %lld, expected 0..%d", name, (long long)count, INT32_MAX);
-  }
-  if (data == nullptr && count > 0) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "%s is null and its count is %lld", name, (long long)count);
-  }
-  return FWDMETA_OK;
+// A borrowed array and its count.
+template <class T>
+Status CheckBorrowed(const T* data, int64_t count, int64_t least, const char* name) {
+  FWDMETA_TRY(CheckRange("count", count, least));
+  return CheckArray(data, count, name);
 }
 
 template <class T>
@@ -58,18 +57,10 @@ Status ForwardContext::Create(const fwdmeta_context_config_t* in, fwdmeta_contex
   static const fwdmeta_context_config_t defaults = FWDMETA_CONTEXT_CONFIG_INITIALIZER;
   FWDMETA_TRY(ReadStruct(in, defaults, "config", &config));
   if (out == nullptr) return Fail(FWDMETA_INVALID_ARGUMENT, "out is null");
-  if (config.api_version < 0 || config.api_version / 10000 != FWDMETA_VERSION_MAJOR) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "api_version is %d, this library is %d", config.api_version, FWDMETA_VERSION);
-  }
-  if (config.reserved != 0) return Fail(FWDMETA_INVALID_ARGUMENT, "reserved is %d, expected 0", config.reserved);
-  if (config.max_slices < 1 || config.max_slices > FWDMETA_MAX_SLICES) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "max_slices is %lld, expected 1..%d", (long long)config.max_slices,
-                FWDMETA_MAX_SLICES);
-  }
-  if (config.max_values < 0 || config.max_values > kMostValues) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "max_values is %lld, expected 0..%lld", (long long)config.max_values,
-                (long long)kMostValues);
-  }
+  FWDMETA_TRY(CheckApiVersion(config.api_version));
+  FWDMETA_TRY(CheckRange("reserved", config.reserved, 0, 0));
+  FWDMETA_TRY(CheckRange("max_slices", config.max_slices, 1, FWDMETA_MAX_SLICES));
+  FWDMETA_TRY(CheckRange("max_values", config.max_values, 0, kMostValues));
   std::shared_ptr<Layers> layers;
   if (config.layers != 0) FWDMETA_TRY(Layers::Find(config.layers, &layers));
   auto context = std::make_shared<ForwardContext>(std::move(layers), config.max_slices, config.max_values);
@@ -225,7 +216,7 @@ Status ForwardContext::GetAttnMetadata(int64_t layer, int64_t slice, fwdmeta_att
 }
 
 Status ForwardContext::SetSlotMapping(int64_t layer, int64_t slice, const int64_t* slot_mapping, int64_t count) {
-  FWDMETA_TRY(CheckArray(slot_mapping, count, "slot_mapping"));
+  FWDMETA_TRY(CheckBorrowed(slot_mapping, count, 0, "slot_mapping"));
   FWDMETA_TRY(CheckBuilding());
   return slot_mappings_.Set(layer, slice, {slot_mapping, count});
 }
@@ -257,7 +248,7 @@ Status ForwardContext::GetDpMetadata(fwdmeta_dp_metadata_t* out) const {
 }
 
 Status ForwardContext::SetRuntimeMode(fwdmeta_graph_mode_t mode) {
-  if (mode != FWDMETA_GRAPH_NONE && mode != FWDMETA_GRAPH_PIECEWISE && mode != FWDMETA_GRAPH_FULL) {
+  if (!IsRuntimeMode(mode)) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "mode is %d, expected a runtime mode: 0, 1 or 2", mode);
   }
   FWDMETA_TRY(CheckBuilding());
@@ -295,24 +286,14 @@ Status ForwardContext::SetSlices(const fwdmeta_slice_t* slices, int64_t count) {
 }
 
 Status ForwardContext::GetSlices(fwdmeta_slice_t* out, int64_t capacity, int64_t* count) const {
-  if (capacity < 0 || (out == nullptr && capacity > 0)) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "out is %s and its capacity %lld", out == nullptr ? "null" : "an array",
-                (long long)capacity);
-  }
+  FWDMETA_TRY(CheckFill(out, capacity, count));
   FWDMETA_TRY(CheckReadable());
   if (contents_.num_slices == 0) return Fail(FWDMETA_NOT_SET, "slices is not set");
-  *count = contents_.num_slices;
-  if (out == nullptr) return FWDMETA_OK;
-  if (capacity < contents_.num_slices) {
-    return Fail(FWDMETA_CAPACITY_EXCEEDED, "%lld slices, and a capacity of %lld", (long long)contents_.num_slices,
-                (long long)capacity);
-  }
-  std::copy_n(contents_.slices, contents_.num_slices, out);
-  return FWDMETA_OK;
+  return Fill(contents_.slices, contents_.num_slices, out, capacity, count);
 }
 
 Status ForwardContext::SetIsPadding(const uint8_t* is_padding, int64_t count) {
-  FWDMETA_TRY(CheckArray(is_padding, count, "is_padding"));
+  FWDMETA_TRY(CheckBorrowed(is_padding, count, 0, "is_padding"));
   FWDMETA_TRY(CheckBuilding());
   contents_.is_padding = {is_padding, count};
   return FWDMETA_OK;
@@ -324,7 +305,7 @@ Status ForwardContext::GetIsPadding(Borrowed<uint8_t>* out) const {
 }
 
 Status ForwardContext::SetSkipCompiled(int32_t skip) {
-  if (skip != 0 && skip != 1) return Fail(FWDMETA_INVALID_ARGUMENT, "skip is %d, expected 0 or 1", skip);
+  FWDMETA_TRY(CheckRange("skip", skip, 0, 1));
   FWDMETA_TRY(CheckBuilding());
   contents_.skip_compiled = skip;
   return FWDMETA_OK;
@@ -428,8 +409,7 @@ Status ForwardContext::NextMoeLayer(int64_t* out_index) {
 }
 
 Status ForwardContext::PushLocalSizes(const int64_t* sizes, int64_t count) {
-  if (count < 1) return Fail(FWDMETA_INVALID_ARGUMENT, "%lld local sizes, expected at least 1", (long long)count);
-  FWDMETA_TRY(CheckArray(sizes, count, "sizes"));
+  FWDMETA_TRY(CheckBorrowed(sizes, count, 1, "sizes"));
   for (int64_t i = 0; i < count; ++i) {
     if (sizes[i] < 0 || sizes[i] > INT32_MAX) {
       return Fail(FWDMETA_INVALID_ARGUMENT, "sizes[%lld] is %lld, expected 0..%d", (long long)i, (long long)sizes[i],

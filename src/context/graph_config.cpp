@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "base/struct_io.h"
-#include "context/check.h"
 
 namespace fwdmeta {
 namespace {
@@ -17,7 +17,7 @@ void SortUnique(std::vector<int32_t>* values) {
 // A list of numbers >= 1. `count` is not the default.
 Status ReadList(const char* name, const char* count_name, const int64_t* values, int64_t count,
                 std::vector<int32_t>* out) {
-  FWDMETA_TRY(CheckRange(count_name, count, 0, INT32_MAX));
+  FWDMETA_TRY(CheckRange(count_name, count, 0));
   if (count > 0 && values == nullptr) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "%s is null and %s is %lld", name, count_name, (long long)count);
   }
@@ -80,7 +80,7 @@ Status ReadSizes(const fwdmeta_dispatcher_config_t& in, GraphConfig* out) {
   }
   const bool stated = in.max_capture_size != FWDMETA_DEFAULT;
   const bool no_graphs = out->mode == FWDMETA_GRAPH_NONE;
-  if (stated) FWDMETA_TRY(CheckRange("max_capture_size", in.max_capture_size, no_graphs ? 0 : 1, INT32_MAX));
+  if (stated) FWDMETA_TRY(CheckRange("max_capture_size", in.max_capture_size, no_graphs ? 0 : 1));
   if (no_graphs) return FWDMETA_OK;
   const int64_t most = std::min<int64_t>(stated ? in.max_capture_size : DefaultTop(*out), out->max_num_tokens);
   if (out->default_sizes) return DefaultSizes(most, &out->sizes);
@@ -113,11 +113,9 @@ Status ParseGraphConfig(const fwdmeta_dispatcher_config_t* config, GraphConfig* 
   static const fwdmeta_dispatcher_config_t defaults = FWDMETA_DISPATCHER_CONFIG_INITIALIZER;
   fwdmeta_dispatcher_config_t in;
   FWDMETA_TRY(ReadStruct(config, defaults, "config", &in));
-  if (in.api_version < 0 || in.api_version / 10000 != FWDMETA_VERSION_MAJOR) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "api_version is %d, this library is %d", in.api_version, FWDMETA_VERSION);
-  }
-  FWDMETA_TRY(CheckRange("max_num_seqs", in.max_num_seqs, 1, INT32_MAX));
-  FWDMETA_TRY(CheckRange("max_num_tokens", in.max_num_tokens, 1, INT32_MAX));
+  FWDMETA_TRY(CheckApiVersion(in.api_version));
+  FWDMETA_TRY(CheckRange("max_num_seqs", in.max_num_seqs, 1));
+  FWDMETA_TRY(CheckRange("max_num_tokens", in.max_num_tokens, 1));
   FWDMETA_TRY(CheckRange("max_loras", in.max_loras, 0, INT32_MAX - 1));
   FWDMETA_TRY(CheckRange("round_piecewise", in.round_piecewise, 0, 1));
   FWDMETA_TRY(CheckRange("specialize_active_loras", in.specialize_active_loras, 0, 1));
@@ -126,7 +124,7 @@ Status ParseGraphConfig(const fwdmeta_dispatcher_config_t* config, GraphConfig* 
   out->max_loras = static_cast<int32_t>(in.max_loras);
   out->max_full_reqs = INT32_MAX;
   if (in.max_full_reqs != FWDMETA_DEFAULT) {
-    FWDMETA_TRY(CheckRange("max_full_reqs", in.max_full_reqs, 0, INT32_MAX));
+    FWDMETA_TRY(CheckRange("max_full_reqs", in.max_full_reqs, 0));
     out->max_full_reqs = static_cast<int32_t>(in.max_full_reqs);
   }
   out->round_piecewise = in.round_piecewise == 1;

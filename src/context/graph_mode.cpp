@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace fwdmeta {
 
 const char* GraphModeName(fwdmeta_graph_mode_t mode) {
@@ -38,16 +40,9 @@ Status ResolveGraphMode(fwdmeta_graph_mode_t mode, fwdmeta_graph_support_t suppo
                         int32_t piecewise_available, fwdmeta_graph_mode_t* out_mode,
                         fwdmeta_resolve_reason_t* out_reason) {
   if (!IsGraphMode(mode)) return Fail(FWDMETA_INVALID_ARGUMENT, "mode is 0x%x, which is no graph mode", (unsigned)mode);
-  if (support < FWDMETA_SUPPORT_NEVER || support > FWDMETA_SUPPORT_ALWAYS) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "support is %d, expected %d..%d", support, FWDMETA_SUPPORT_NEVER,
-                FWDMETA_SUPPORT_ALWAYS);
-  }
-  if (query_len < 1 || query_len > INT32_MAX) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "query_len is %lld, expected 1..%d", (long long)query_len, INT32_MAX);
-  }
-  if (piecewise_available != 0 && piecewise_available != 1) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "piecewise_available is %d, expected 0 or 1", piecewise_available);
-  }
+  FWDMETA_TRY(CheckRange("support", support, FWDMETA_SUPPORT_NEVER, FWDMETA_SUPPORT_ALWAYS));
+  FWDMETA_TRY(CheckRange("query_len", query_len, 1));
+  FWDMETA_TRY(CheckRange("piecewise_available", piecewise_available, 0, 1));
   fwdmeta_resolve_reason_t reason = FWDMETA_RESOLVE_AS_ASKED;
   if (MixedMode(mode) == FWDMETA_GRAPH_FULL && support != FWDMETA_SUPPORT_ALWAYS) {
     if (support == FWDMETA_SUPPORT_NEVER) {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/check.h"
 #include "base/handle_table.h"
 
 namespace fwdmeta {
@@ -50,7 +51,7 @@ Status Layers::Find(fwdmeta_layers_t handle, std::shared_ptr<Layers>* out) {
 Status Layers::Add(const char* name, void* layer, int32_t is_moe, int64_t* out_index) {
   size_t length = 0;
   FWDMETA_TRY(CheckNameLength(name, kLongestLayerName, &length));
-  if (is_moe != 0 && is_moe != 1) return Fail(FWDMETA_INVALID_ARGUMENT, "is_moe is %d, expected 0 or 1", is_moe);
+  FWDMETA_TRY(CheckRange("is_moe", is_moe, 0, 1));
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t index = static_cast<int64_t>(layers_.size());
   if (frozen_) {

@@ -50,14 +50,14 @@ Status LocalAttention(const fwdmeta_local_attention_args_t* in, int64_t capacity
   fwdmeta_local_attention_args_t args;
   FWDMETA_TRY(ReadStruct(in, defaults, "args", &args));
   FWDMETA_TRY(CheckArray(count, 1, "count"));
-  FWDMETA_TRY(CheckRange(args.num_reqs, 0, "num_reqs"));
-  FWDMETA_TRY(CheckRange(args.attn_chunk_size, 1, "attn_chunk_size"));
-  FWDMETA_TRY(CheckRange(args.block_size, 1, "block_size"));
+  FWDMETA_TRY(CheckRange("num_reqs", args.num_reqs, 0));
+  FWDMETA_TRY(CheckRange("attn_chunk_size", args.attn_chunk_size, 1));
+  FWDMETA_TRY(CheckRange("block_size", args.block_size, 1));
   if (args.attn_chunk_size % args.block_size != 0) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "attn_chunk_size %lld is not a multiple of block_size %lld",
                 (long long)args.attn_chunk_size, (long long)args.block_size);
   }
-  FWDMETA_TRY(CheckRange(capacity, 0, "capacity"));
+  FWDMETA_TRY(CheckRange("capacity", capacity, 0));
   FWDMETA_TRY(CheckArray(args.query_lens, args.num_reqs, "args.query_lens"));
   FWDMETA_TRY(CheckArray(args.seq_lens, args.num_reqs, "args.seq_lens"));
   Rows<int32_t> table;

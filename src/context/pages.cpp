@@ -1,4 +1,5 @@
 // Lists of pages: how many each sequence has, and allocation blocks as the kernels' pages.
+#include "base/math.h"
 #include "context/arrays.h"
 #include "context/helpers.h"
 
@@ -6,13 +7,13 @@ namespace fwdmeta {
 
 Status PagedIndptr(const int32_t* seq_lens, int64_t num_reqs, int64_t page_size, int32_t* indptr,
                    int32_t* last_page_len) {
-  FWDMETA_TRY(CheckRange(num_reqs, 0, "num_reqs"));
-  FWDMETA_TRY(CheckRange(page_size, 1, "page_size"));
+  FWDMETA_TRY(CheckRange("num_reqs", num_reqs, 0));
+  FWDMETA_TRY(CheckRange("page_size", page_size, 1));
   FWDMETA_TRY(CheckArray(seq_lens, num_reqs, "seq_lens"));
   FWDMETA_TRY(CheckAligned(indptr, "indptr"));
   FWDMETA_TRY(CheckAligned(last_page_len, "last_page_len"));
   FWDMETA_TRY(CheckLengths(seq_lens, static_cast<int32_t>(num_reqs), "seq_lens"));
-  const auto pages = [&](int64_t i) { return (seq_lens[i] + page_size - 1) / page_size; };
+  const auto pages = [&](int64_t i) { return CeilDiv(seq_lens[i], page_size); };
   int64_t total = 0;
   for (int64_t i = 0; i < num_reqs; ++i) {
     total += pages(i);
@@ -37,9 +38,9 @@ Status PagedIndptr(const int32_t* seq_lens, int64_t num_reqs, int64_t page_size,
 
 Status ExpandBlockTable(const int32_t* blocks, int64_t count, int64_t block_size, int64_t kernel_block_size,
                         int32_t* out) {
-  FWDMETA_TRY(CheckRange(count, 0, "count"));
-  FWDMETA_TRY(CheckRange(block_size, 1, "block_size"));
-  FWDMETA_TRY(CheckRange(kernel_block_size, 1, "kernel_block_size"));
+  FWDMETA_TRY(CheckRange("count", count, 0));
+  FWDMETA_TRY(CheckRange("block_size", block_size, 1));
+  FWDMETA_TRY(CheckRange("kernel_block_size", kernel_block_size, 1));
   if (block_size % kernel_block_size != 0) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "kernel_block_size %lld does not divide block_size %lld",
                 (long long)kernel_block_size, (long long)block_size);

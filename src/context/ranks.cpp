@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.h"
+#include "base/math.h"
 #include "base/struct_io.h"
-#include "context/check.h"
 
 namespace fwdmeta {
 namespace {
@@ -30,8 +31,6 @@ Status CheckOut(const int64_t* out) {
   return out != nullptr ? FWDMETA_OK : Fail(FWDMETA_INVALID_ARGUMENT, "out is null");
 }
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 Status MakeDpMetadata(const fwdmeta_dp_metadata_args_t* in, fwdmeta_dp_metadata_t* out) {
@@ -39,9 +38,7 @@ Status MakeDpMetadata(const fwdmeta_dp_metadata_args_t* in, fwdmeta_dp_metadata_
   fwdmeta_dp_metadata_args_t args;
   FWDMETA_TRY(ReadStruct(in, defaults, "args", &args));
   FWDMETA_TRY(CheckOutStruct(out, "out"));
-  if (args.sequence_parallel_moe != 0 && args.sequence_parallel_moe != 1) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "sequence_parallel_moe is %d, expected 0 or 1", args.sequence_parallel_moe);
-  }
+  FWDMETA_TRY(CheckRange("sequence_parallel_moe", args.sequence_parallel_moe, 0, 1));
   if (args.is_moe != 1 && args.is_moe != -1) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "is_moe is %d, expected 1 or -1: %s", args.is_moe,
                 args.is_moe == 0 ? "a model without experts has no use for it" : "no such value");
@@ -109,7 +106,7 @@ Status ShardSizes(int64_t num_tokens, int64_t num_ranks, int32_t padded, int64_t
                   uint8_t* mask) {
   FWDMETA_TRY(CheckRange("num_tokens", num_tokens, 0, kMost));
   FWDMETA_TRY(CheckRange("num_ranks", num_ranks, 1, kMost));
-  if (padded != 0 && padded != 1) return Fail(FWDMETA_INVALID_ARGUMENT, "padded is %d, expected 0 or 1", padded);
+  FWDMETA_TRY(CheckRange("padded", padded, 0, 1));
   if (mask != nullptr && padded == 0) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "mask is set and padded is 0: uneven shards have no padding");
   }

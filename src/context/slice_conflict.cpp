@@ -2,6 +2,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/math.h"
 #include "base/struct_io.h"
 #include "context/arrays.h"
 #include "context/slices.h"
@@ -23,8 +24,6 @@ void ForEachPage(const Rows<int32_t>& table, int32_t request, int64_t begin, int
     if (page >= 0) visit(page);
   }
 }
-
-int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
 // Ascending by page and slice, one entry for each pair.
 std::vector<Write> FindWrites(const SliceArgs& args, const fwdmeta_slice_t* slices, const Rows<int32_t>& table,
@@ -61,7 +60,7 @@ Status SlicesConflict(const fwdmeta_slice_args_t* in, const fwdmeta_slice_t* sli
   FWDMETA_TRY(ReadSliceArgs(in, &args));
   FWDMETA_TRY(CheckOutStruct(out, "out"));
   FWDMETA_TRY(CheckArray(slices, args.num_slices, "slices"));
-  FWDMETA_TRY(CheckRange(block_size, 1, "block_size"));
+  FWDMETA_TRY(CheckRange("block_size", block_size, 1));
   if (block_table == nullptr || (block_table->data == nullptr && args.num_reqs > 0)) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "block_table is null and num_reqs is %d", args.num_reqs);
   }

@@ -37,20 +37,17 @@ Status ReadSliceArgs(const fwdmeta_slice_args_t* in, SliceArgs* out) {
   const fwdmeta_slice_args_t defaults = FWDMETA_SLICE_ARGS_INITIALIZER;
   fwdmeta_slice_args_t args;
   FWDMETA_TRY(ReadStruct(in, defaults, "args", &args));
-  FWDMETA_TRY(CheckRange(args.num_reqs, 0, "num_reqs"));
-  if (args.num_slices < 1 || args.num_slices > FWDMETA_MAX_SLICES) {
-    return Fail(FWDMETA_INVALID_ARGUMENT, "num_slices is %lld, expected 1..%d", (long long)args.num_slices,
-                FWDMETA_MAX_SLICES);
-  }
-  if (args.split != FWDMETA_DEFAULT) FWDMETA_TRY(CheckRange(args.split, 1, "split"));
+  FWDMETA_TRY(CheckRange("num_reqs", args.num_reqs, 0));
+  FWDMETA_TRY(CheckRange("num_slices", args.num_slices, 1, FWDMETA_MAX_SLICES));
+  if (args.split != FWDMETA_DEFAULT) FWDMETA_TRY(CheckRange("split", args.split, 1));
   if (args.num_padded_reqs == FWDMETA_DEFAULT) args.num_padded_reqs = args.num_reqs;
-  FWDMETA_TRY(CheckRange(args.num_padded_reqs, 0, "num_padded_reqs"));
+  FWDMETA_TRY(CheckRange("num_padded_reqs", args.num_padded_reqs, 0));
   if (args.num_padded_reqs < args.num_reqs) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "num_padded_reqs %lld is below num_reqs %lld",
                 (long long)args.num_padded_reqs, (long long)args.num_reqs);
   }
   const bool padded = args.num_padded_tokens != FWDMETA_DEFAULT;
-  if (padded) FWDMETA_TRY(CheckRange(args.num_padded_tokens, 0, "num_padded_tokens"));
+  if (padded) FWDMETA_TRY(CheckRange("num_padded_tokens", args.num_padded_tokens, 0));
   FWDMETA_TRY(CheckArray(args.query_lens, args.num_reqs, "query_lens"));
   FWDMETA_TRY(CheckArray(args.seq_lens, args.num_reqs, "seq_lens"));
   out->query_lens = args.query_lens;

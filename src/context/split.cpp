@@ -2,27 +2,11 @@
 #include <algorithm>
 
 #include "base/struct_io.h"
-#include "batch/slot.h"
 #include "context/arrays.h"
 #include "context/helpers.h"
 
 namespace fwdmeta {
 namespace {
-
-// What a build would refuse of these two arrays.
-Status CheckRoles(const int32_t* encoder, const int32_t* this_time, int64_t batch_size) {
-  FWDMETA_TRY(CheckRange(batch_size, 0, "batch_size"));
-  FWDMETA_TRY(CheckArray(encoder, batch_size, "seq_lens_encoder"));
-  FWDMETA_TRY(CheckArray(this_time, batch_size, "seq_lens_this_time"));
-  for (int32_t i = 0; i < batch_size; ++i) {
-    const int32_t errors = SlotErrors(encoder[i], 0, this_time[i], INT32_MAX);
-    if (errors == 0) continue;
-    return Fail(FWDMETA_INVALID_BATCH, "slot %d: seq_lens_encoder %d with seq_lens_this_time %d", i, encoder[i],
-                this_time[i]);
-  }
-  int32_t sum;
-  return SumLengths(this_time, static_cast<int32_t>(batch_size), "seq_lens_this_time", &sum);
-}
 
 // Fills `order` so that regions ascend. A request stays where its region is; the places that are left get the others,
 // region by region and in their order. `region(i)` is in [0, kRegions).
@@ -55,11 +39,6 @@ Status CheckOrder(const int32_t* order, int64_t count, const int32_t* changed) {
   return CheckAligned(changed, "changed");
 }
 
-Status CheckFlag(int32_t value, const char* name) {
-  if (value == 0 || value == 1) return FWDMETA_OK;
-  return Fail(FWDMETA_INVALID_ARGUMENT, "%s is %d, expected 0 or 1", name, value);
-}
-
 // The first prefill by vLLM's rule (split_decodes_and_prefills); num_reqs where all are decodes.
 int32_t FirstPrefill(const fwdmeta_length_split_args_t& args) {
   const int32_t* lens = args.query_lens;
@@ -84,7 +63,8 @@ int32_t FirstPrefill(const fwdmeta_length_split_args_t& args) {
 Status SplitByRole(const int32_t* seq_lens_encoder, const int32_t* seq_lens_this_time, int64_t batch_size,
                    fwdmeta_batch_split_t* out) {
   FWDMETA_TRY(CheckOutStruct(out, "out"));
-  FWDMETA_TRY(CheckRoles(seq_lens_encoder, seq_lens_this_time, batch_size));
+  int32_t num_tokens;
+  FWDMETA_TRY(CheckRoles(seq_lens_encoder, seq_lens_this_time, batch_size, &num_tokens));
   fwdmeta_batch_split_t split = FWDMETA_BATCH_SPLIT_INITIALIZER;
   for (int64_t i = 0; i < batch_size; ++i) {
     if (seq_lens_this_time[i] == 0) continue;
@@ -101,15 +81,15 @@ Status SplitByLength(const fwdmeta_length_split_args_t* in, fwdmeta_batch_split_
   fwdmeta_length_split_args_t args;
   FWDMETA_TRY(ReadStruct(in, defaults, "args", &args));
   FWDMETA_TRY(CheckOutStruct(out, "out"));
-  FWDMETA_TRY(CheckRange(args.num_reqs, 0, "num_reqs"));
-  FWDMETA_TRY(CheckRange(args.threshold, 1, "threshold"));
-  FWDMETA_TRY(CheckFlag(args.require_uniform, "require_uniform"));
-  FWDMETA_TRY(CheckFlag(args.treat_short_extends_as_decodes, "treat_short_extends_as_decodes"));
+  FWDMETA_TRY(CheckRange("num_reqs", args.num_reqs, 0));
+  FWDMETA_TRY(CheckRange("threshold", args.threshold, 1));
+  FWDMETA_TRY(CheckRange("require_uniform", args.require_uniform, 0, 1));
+  FWDMETA_TRY(CheckRange("treat_short_extends_as_decodes", args.treat_short_extends_as_decodes, 0, 1));
   FWDMETA_TRY(CheckArray(args.query_lens, args.num_reqs, "query_lens"));
   if (args.treat_short_extends_as_decodes == 0) {
     FWDMETA_TRY(CheckArray(args.is_prefilling, args.num_reqs, "is_prefilling"));
   }
-  if (args.num_tokens != FWDMETA_DEFAULT) FWDMETA_TRY(CheckRange(args.num_tokens, 0, "num_tokens"));
+  if (args.num_tokens != FWDMETA_DEFAULT) FWDMETA_TRY(CheckRange("num_tokens", args.num_tokens, 0));
   int32_t sum;
   FWDMETA_TRY(SumLengths(args.query_lens, static_cast<int32_t>(args.num_reqs), "query_lens", &sum));
   if (args.num_tokens == FWDMETA_DEFAULT) args.num_tokens = sum;
@@ -132,7 +112,8 @@ Status SplitByLength(const fwdmeta_length_split_args_t* in, fwdmeta_batch_split_
 
 Status ReorderByRole(const int32_t* seq_lens_encoder, const int32_t* seq_lens_this_time, int64_t batch_size,
                      int32_t* order, int32_t* changed) {
-  FWDMETA_TRY(CheckRoles(seq_lens_encoder, seq_lens_this_time, batch_size));
+  int32_t num_tokens;
+  FWDMETA_TRY(CheckRoles(seq_lens_encoder, seq_lens_this_time, batch_size, &num_tokens));
   FWDMETA_TRY(CheckOrder(order, batch_size, changed));
   enum : int32_t { kDecodes, kPrefills, kIdle, kRegions };
   const auto region = [&](int32_t i) -> int32_t {
@@ -145,8 +126,8 @@ Status ReorderByRole(const int32_t* seq_lens_encoder, const int32_t* seq_lens_th
 
 Status ReorderByLength(const int32_t* query_lens, const int32_t* computed, const int32_t* prompt_lens, int64_t num_reqs,
                        int64_t threshold, int32_t* order, int32_t* changed) {
-  FWDMETA_TRY(CheckRange(num_reqs, 0, "num_reqs"));
-  FWDMETA_TRY(CheckRange(threshold, 1, "threshold"));
+  FWDMETA_TRY(CheckRange("num_reqs", num_reqs, 0));
+  FWDMETA_TRY(CheckRange("threshold", threshold, 1));
   FWDMETA_TRY(CheckArray(query_lens, num_reqs, "query_lens"));
   FWDMETA_TRY(CheckArray(computed, num_reqs, "computed"));
   FWDMETA_TRY(CheckArray(prompt_lens, num_reqs, "prompt_lens"));

@@ -1,14 +1,13 @@
 #include "context/transport.h"
 
-#include <time.h>
-
 #include <cstring>
 #include <new>
 
+#include "base/check.h"
+#include "base/clock.h"
 #include "base/handle_table.h"
 #include "base/struct_io.h"
 #include "context/agreement.h"
-#include "context/check.h"
 #include "context/dispatcher.h"
 
 namespace fwdmeta {
@@ -22,9 +21,7 @@ HandleTable<std::shared_ptr<Transport>, 4>& Transports() {
 // A time of CLOCK_MONOTONIC in ns; INT64_MAX, no deadline, also where it would lie past that.
 int64_t Deadline(int64_t timeout_us) {
   if (timeout_us < 0) return INT64_MAX;
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  const int64_t now_ns = int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
+  const int64_t now_ns = MonotonicNs();
   return timeout_us > (INT64_MAX - now_ns) / 1000 ? INT64_MAX : now_ns + timeout_us * 1000;
 }
 
@@ -128,7 +125,7 @@ Status Transport::Agree(fwdmeta_transport_t handle, fwdmeta_dispatcher_t dispatc
     Transport* transport;
   } release{transport.get()};
   FWDMETA_TRY(transport->Gather(*row, timeout_us));
-  return AgreeOnRows(dispatcher, transport->rows_.get(), transport->config_.num_ranks, num_slices, num_tokens, out);
+  return AgreeOnRows(*found, transport->rows_.get(), transport->config_.num_ranks, num_slices, num_tokens, out);
 }
 
 }  // namespace fwdmeta

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <nccl.h>
-#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,16 +9,10 @@
 #include <mutex>
 #include <thread>
 
+#include "base/clock.h"
 #include "build/cuda/context.h"
 
 namespace fwdmeta {
-
-// CLOCK_MONOTONIC, which std::chrono::steady_clock is here, in ns.
-inline int64_t MonotonicNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
-}
 
 class Watchdog {
  public:

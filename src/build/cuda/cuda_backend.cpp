@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "base/math.h"
 #include "build/cuda/context.h"
 #include "build/cuda/kernel_args.h"
 #include "build/cuda/reaper.h"
@@ -14,7 +15,6 @@ namespace {
 constexpr int32_t kReadersPerSet = 16;
 
 int64_t AlignUp(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Where things lie in the two arenas.

@@ -1,0 +1,11 @@
+// Exact arithmetic of non-negative numbers.
+#pragma once
+
+#include <cstdint>
+
+namespace fwdmeta {
+
+// ceil(a / b), b > 0, also where a + b would pass int64.
+inline int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+}  // namespace fwdmeta
