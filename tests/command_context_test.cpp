@@ -155,39 +155,30 @@ TEST(Graphs, PassesOnWhatTheLibraryRefuses) {
 }
 
 TEST(Graphs, RefusesWhatIsNotOfTheFormat) {
-  struct Case {
-    const char* pointer;
-    Json value;
-    const char* fragment;
-  };
-  const Case cases[] = {{"/schema", "fwdmeta.graphs/2", "schema must be \"fwdmeta.graphs/1\""},
-                        {"/schema", 1, "schema must be a string"},
-                        {"/modus", 1, "unknown key \"modus\""},
-                        {"/mode", 2, "mode must be a string"},
-                        {"/mode", "full", "unknown mode \"full\"; it is one of NONE, PIECEWISE, FULL,"},
-                        {"/mode", "\x1b[31m", "unknown mode \"?[31m\""},
-                        {"/support", "SOMETIMES", "unknown support \"SOMETIMES\""},
-                        {"/piecewise_available", 1, "piecewise_available must be true or false"},
-                        {"/round_piecewise", "no", "round_piecewise must be true or false"},
-                        {"/capture_sizes", 3, "capture_sizes must be a list"},
-                        {"/capture_sizes", {"1"}, "an entry of capture_sizes must be an integer"},
-                        {"/query_lens", {nullptr}, "an entry of query_lens must be an integer"},
-                        {"/max_num_seqs", "8", "max_num_seqs must be an integer"},
-                        {"/max_num_seqs", nullptr, "lacks \"max_num_seqs\""},
-                        {"/batches", Json::object(), "batches must be a list"},
-                        {"/batches", {1}, "a batch must be an object"},
-                        {"/batches/0/tokens", 1, "unknown key \"tokens\""},
-                        {"/batches/0/num_reqs", nullptr, "lacks \"num_reqs\""},
-                        {"/batches/0/num_tokens", true, "num_tokens must be an integer"},
-                        {"/batches/0/allowed", "FULL", "allowed must be a list"},
-                        {"/batches/0/allowed", {"FULL_DECODE_ONLY"}, "unknown allowed mode \"FULL_DECODE_ONLY\""},
-                        {"/batches/0/allowed", {2}, "allowed mode must be a string"}};
-  for (const Case& refused : cases) {
-    SCOPED_TRACE(std::string(refused.pointer) + " = " + refused.value.dump());
-    Json file = graphs_file();
-    file[Json::json_pointer(refused.pointer)] = refused.value;
-    expect_refused_input(graphs(file), refused.fragment);
-  }
+  const std::vector<RefusedInput> cases = {
+      {"/schema", "fwdmeta.graphs/2", "schema must be \"fwdmeta.graphs/1\""},
+      {"/schema", 1, "schema must be a string"},
+      {"/modus", 1, "unknown key \"modus\""},
+      {"/mode", 2, "mode must be a string"},
+      {"/mode", "full", "unknown mode \"full\"; it is one of NONE, PIECEWISE, FULL,"},
+      {"/mode", "\x1b[31m", "unknown mode \"?[31m\""},
+      {"/support", "SOMETIMES", "unknown support \"SOMETIMES\""},
+      {"/piecewise_available", 1, "piecewise_available must be true or false"},
+      {"/round_piecewise", "no", "round_piecewise must be true or false"},
+      {"/capture_sizes", 3, "capture_sizes must be a list"},
+      {"/capture_sizes", {"1"}, "an entry of capture_sizes must be an integer"},
+      {"/query_lens", {nullptr}, "an entry of query_lens must be an integer"},
+      {"/max_num_seqs", "8", "max_num_seqs must be an integer"},
+      {"/max_num_seqs", nullptr, "lacks \"max_num_seqs\""},
+      {"/batches", Json::object(), "batches must be a list"},
+      {"/batches", {1}, "a batch must be an object"},
+      {"/batches/0/tokens", 1, "unknown key \"tokens\""},
+      {"/batches/0/num_reqs", nullptr, "lacks \"num_reqs\""},
+      {"/batches/0/num_tokens", true, "num_tokens must be an integer"},
+      {"/batches/0/allowed", "FULL", "allowed must be a list"},
+      {"/batches/0/allowed", {"FULL_DECODE_ONLY"}, "unknown allowed mode \"FULL_DECODE_ONLY\""},
+      {"/batches/0/allowed", {2}, "allowed mode must be a string"}};
+  expect_refused_inputs(graphs_file(), cases, [](const Json& json) { return graphs(json); });
   for (const char* key : {"mode", "max_num_seqs", "max_num_tokens", "batches"}) {
     Json file = graphs_file();
     file.erase(key);
@@ -345,37 +336,27 @@ TEST(Ranks, PassesOnWhatTheLibraryRefuses) {
 }
 
 TEST(Ranks, RefusesWhatIsNotOfTheFormat) {
-  struct Case {
-    const char* pointer;
-    Json value;
-    const char* fragment;
-  };
-  const Case cases[] = {{"/schema", "fwdmeta.slices/1", "schema must be \"fwdmeta.ranks/1\""},
-                        {"/num_tokens", {1, 2}, "num_tokens is given beside table"},
-                        {"/ranks", 1, "unknown key \"ranks\""},
-                        {"/sp_size", "2", "sp_size must be an integer"},
-                        {"/max_chunk", true, "max_chunk must be an integer"},
-                        {"/table", 1, "table must be a list"},
-                        {"/table/0", 1, "a row of table must be an object"},
-                        {"/table/0/rank", 1, "unknown key \"rank\""},
-                        {"/table/0/num_tokens", nullptr, "lacks \"num_tokens\""},
-                        {"/table/0/max_mode", "FULL_AND_PIECEWISE", "unknown max_mode"},
-                        {"/table/0/wants_slices", 0, "wants_slices must be true or false"},
-                        {"/table/0/config", 1, "config must be a string"},
-                        {"/table/0/config", "1", "config is \"1\""},
-                        {"/table/0/config", "0x", "config is \"0x\""},
-                        {"/table/0/config", "0x-1", "config is \"0x-1\""},
-                        {"/table/0/config", "0x1g", "config is \"0x1g\""},
-                        {"/table/0/config", "0x11112222333344445", "config is \"0x1111"},
-                        {"/graphs", nullptr, "lacks \"graphs\""},
-                        {"/graphs/batches", Json::array(), "unknown key \"batches\" in graphs"},
-                        {"/graphs/mode", nullptr, "graphs lacks \"mode\""}};
-  for (const Case& refused : cases) {
-    SCOPED_TRACE(std::string(refused.pointer) + " = " + refused.value.dump());
-    Json file = agreement_file();
-    file[Json::json_pointer(refused.pointer)] = refused.value;
-    expect_refused_input(ranks(file), refused.fragment);
-  }
+  const std::vector<RefusedInput> cases = {{"/schema", "fwdmeta.slices/1", "schema must be \"fwdmeta.ranks/1\""},
+                                           {"/num_tokens", {1, 2}, "num_tokens is given beside table"},
+                                           {"/ranks", 1, "unknown key \"ranks\""},
+                                           {"/sp_size", "2", "sp_size must be an integer"},
+                                           {"/max_chunk", true, "max_chunk must be an integer"},
+                                           {"/table", 1, "table must be a list"},
+                                           {"/table/0", 1, "a row of table must be an object"},
+                                           {"/table/0/rank", 1, "unknown key \"rank\""},
+                                           {"/table/0/num_tokens", nullptr, "lacks \"num_tokens\""},
+                                           {"/table/0/max_mode", "FULL_AND_PIECEWISE", "unknown max_mode"},
+                                           {"/table/0/wants_slices", 0, "wants_slices must be true or false"},
+                                           {"/table/0/config", 1, "config must be a string"},
+                                           {"/table/0/config", "1", "config is \"1\""},
+                                           {"/table/0/config", "0x", "config is \"0x\""},
+                                           {"/table/0/config", "0x-1", "config is \"0x-1\""},
+                                           {"/table/0/config", "0x1g", "config is \"0x1g\""},
+                                           {"/table/0/config", "0x11112222333344445", "config is \"0x1111"},
+                                           {"/graphs", nullptr, "lacks \"graphs\""},
+                                           {"/graphs/batches", Json::array(), "unknown key \"batches\" in graphs"},
+                                           {"/graphs/mode", nullptr, "graphs lacks \"mode\""}};
+  expect_refused_inputs(agreement_file(), cases, [](const Json& json) { return ranks(json); });
   expect_refused_input(ranks(Json::object()), "lacks \"num_tokens\"");
   expect_refused_input(ranks(Json{{"num_tokens", {1}}, {"num_slices", 2}}), "num_slices needs a table");
   expect_refused_input(ranks(Json{{"num_tokens", {1}}, {"graphs", Json::object()}}), "graphs needs a table");

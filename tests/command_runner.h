@@ -54,6 +54,22 @@ inline void expect_refused_input(const Outcome& outcome, const std::string& frag
   EXPECT_NE(outcome.err.find(fragment), std::string::npos) << outcome.err;
 }
 
+// A file that has `value` at `pointer` is refused as unreadable, with a message that has `fragment`.
+struct RefusedInput {
+  const char* pointer;
+  Json value;
+  const char* fragment;
+};
+template <class Run>
+void expect_refused_inputs(const Json& file, const std::vector<RefusedInput>& cases, Run run) {
+  for (const RefusedInput& refused : cases) {
+    SCOPED_TRACE(std::string(refused.pointer) + " = " + refused.value.dump());
+    Json changed = file;
+    changed[Json::json_pointer(refused.pointer)] = refused.value;
+    expect_refused_input(run(changed), refused.fragment);
+  }
+}
+
 inline void expect_library_error(const Outcome& outcome, const char* schema, const char* code) {
   EXPECT_EQ(outcome.status, 1);
   const Json json = outcome.json();

@@ -101,12 +101,7 @@ TEST(Slices, JudgesTheArgumentsBeforeALengthPastInt32) {
 }
 
 TEST(Slices, RefusesWhatIsNotOfTheFormat) {
-  struct Case {
-    const char* pointer;
-    Json value;
-    const char* fragment;
-  };
-  const Case cases[] = {
+  const std::vector<RefusedInput> cases = {
       {"/schema", "fwdmeta.graphs/1", "schema must be \"fwdmeta.slices/1\""},
       {"/schema", 1, "schema must be a string"},
       {"/slices", 2, "unknown key \"slices\""},
@@ -124,12 +119,7 @@ TEST(Slices, RefusesWhatIsNotOfTheFormat) {
       {"/num_padded_tokens", 16.0, "16.0"},
       {"/num_padded_reqs", Json::object(), "num_padded_reqs must be an integer"},
   };
-  for (const Case& refused : cases) {
-    SCOPED_TRACE(std::string(refused.pointer) + " = " + refused.value.dump());
-    Json changed = file();
-    changed[Json::json_pointer(refused.pointer)] = refused.value;
-    expect_refused_input(slices(changed), refused.fragment);
-  }
+  expect_refused_inputs(file(), cases, [](const Json& json) { return slices(json); });
   expect_refused_input(slices_of_text("[]"), "<stdin>:1:1: the slices file must be an object");
   expect_refused_input(slices_of_text(file().dump() + "\n{}"), "<stdin>:2:1: ");
   expect_refused_input(slices_of_text("{\"query_lens\": [1,"), "<stdin>:1:");

@@ -9,7 +9,7 @@ namespace fwdmeta::command {
 
 namespace {
 
-constexpr std::string_view kSchema = "fwdmeta.batch/1";
+constexpr const char* kSchema = "fwdmeta.batch/1";
 
 fwdmeta_attention_t read_attention(const JsonFile& file, const JsonValue& value) {
   const std::string& name = file.string(value, "attention");
@@ -121,10 +121,8 @@ fwdmeta_capacity_query_t read_bucket(const JsonFile& file, const JsonValue& valu
 BatchFile read_batch_file(const std::string& path) {
   const JsonFile file(path);
   const JsonObject object(file, file.root(), "the batch file", {"schema", "config", "batch", "bucket"});
-  const JsonValue& schema = object.require("schema");
-  if (file.string(schema, "schema") != kSchema) {
-    file.fail(schema.offset, "schema must be \"" + std::string(kSchema) + "\"");
-  }
+  object.require("schema");
+  check_schema(file, object, kSchema);
   BatchFile batch;
   read_config(file, object.require("config"), batch);
   read_batch(file, object.require("batch"), batch);

@@ -79,13 +79,6 @@ fwdmeta_dispatch_args_t read_batch(const JsonFile& file, const JsonValue& value)
 
 }  // namespace
 
-void check_schema(const JsonFile& file, const JsonObject& object, const char* schema) {
-  const JsonValue* given = object.find("schema");
-  if (given != nullptr && file.string(*given, "schema") != schema) {
-    file.fail(given->offset, "schema must be \"" + std::string(schema) + "\"");
-  }
-}
-
 fwdmeta_graph_mode_t read_runtime_mode(const JsonFile& file, const JsonValue& value, const std::string& what) {
   return read_name(file, value, what, kModes, kNumRuntimeModes);
 }

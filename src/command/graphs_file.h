@@ -30,9 +30,6 @@ GraphsFile read_graphs_file(const std::string& path);
 // The configuration alone, without batches, as a part of another file.
 GraphsConfig read_graphs_config(const JsonFile& file, const JsonValue& value);
 
-// Fails where the file says that it is of another schema.
-void check_schema(const JsonFile& file, const JsonObject& object, const char* schema);
-
 // NONE, PIECEWISE or FULL.
 fwdmeta_graph_mode_t read_runtime_mode(const JsonFile& file, const JsonValue& value, const std::string& what);
 

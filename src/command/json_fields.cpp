@@ -10,6 +10,13 @@ int64_t not_default(int64_t value) { return value == FWDMETA_DEFAULT ? value + 1
 
 }  // namespace
 
+void check_schema(const JsonFile& file, const JsonObject& object, const char* schema) {
+  const JsonValue* given = object.find("schema");
+  if (given != nullptr && file.string(*given, "schema") != schema) {
+    file.fail(given->offset, "schema must be \"" + std::string(schema) + "\"");
+  }
+}
+
 void set(const JsonObject& object, std::string_view key, int64_t& field) {
   if (object.find(key) != nullptr) field = not_default(object.required_integer(key));
 }

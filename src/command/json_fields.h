@@ -10,6 +10,9 @@
 
 namespace fwdmeta::command {
 
+// Fails where the file says that it is of another schema.
+void check_schema(const JsonFile& file, const JsonObject& object, const char* schema);
+
 // Sets a field of the API, where the key is given, to its integer. The lowest int64, which asks for a default there, is
 // a number like any other here, for the library to refuse.
 void set(const JsonObject& object, std::string_view key, int64_t& field);

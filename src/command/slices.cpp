@@ -71,11 +71,7 @@ SlicesFile read_slices_file(const std::string& path) {
   const JsonObject object(
       file, file.root(), "the slices file",
       {"schema", "query_lens", "seq_lens", "num_padded_tokens", "num_padded_reqs", "num_slices", "split"});
-  if (const JsonValue* schema = object.find("schema"); schema != nullptr) {
-    if (file.string(*schema, "schema") != kSlicesSchema) {
-      file.fail(schema->offset, "schema must be \"" + std::string(kSlicesSchema) + "\"");
-    }
-  }
+  check_schema(file, object, kSlicesSchema);
   SlicesFile slices;
   slices.query_lens = read_integers(file, object.require("query_lens"), "query_lens");
   slices.seq_lens = read_integers(file, object.require("seq_lens"), "seq_lens");
