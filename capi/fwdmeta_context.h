@@ -4,7 +4,7 @@
  * rules on errors, handles, structs, threads and capture at its top hold here too.
  *
  * All of this is host code: no call here needs a device, launches or synchronises anything, but a transport, which may
- * wait for other ranks. Arrays are host memory. int64 inputs past int32 are INVALID_ARGUMENT. Where an `out` array is
+ * wait for other ranks, and a slicer, which builds. Arrays are host memory, a slicer's excepted. int64 inputs past int32 are INVALID_ARGUMENT. Where an `out` array is
  * filled up to a `capacity`, `count` always receives the full count, and a capacity below it is CAPACITY_EXCEEDED with
  * nothing written to the array; out = null with capacity 0 asks the count.
  */
@@ -19,6 +19,7 @@ extern "C" {
 
 typedef uint64_t fwdmeta_dispatcher_t;
 typedef uint64_t fwdmeta_transport_t;
+typedef uint64_t fwdmeta_slicer_t;
 typedef uint64_t fwdmeta_layers_t;
 typedef uint64_t fwdmeta_context_t;
 
@@ -404,6 +405,42 @@ typedef struct fwdmeta_slice_conflict {
 FWDMETA_API fwdmeta_status_t fwdmeta_slices_conflict(const fwdmeta_slice_args_t *args, const fwdmeta_slice_t *slices,
                                                      const fwdmeta_rows_t *block_table, int64_t block_size,
                                                      fwdmeta_slice_conflict_t *out);
+
+/*
+ * A slicer builds the metadata of the slices of a batch: every slice is a batch of its own over the same slots, in
+ * arrays of its own at addresses that never change. A slot has N' = its tokens in the slice, E' = N' where it is a
+ * prefill, else 0, and D' = D + its tokens in earlier slices; a prefill's output row stands only in the slice with its
+ * last token. Block tables, input_ids and draft_tokens are the batch's own rows.
+ *
+ * Creation makes one builder per slice, all of `config`, and may block. Each of them asks the allocators for what
+ * fwdmeta_get_capacities says and, on the CUDA backend, for its slice's lengths as well: device memory for four more
+ * int32 a slot (eight with max_batch_size above single_launch_slots), pinned memory for `depth` int32 a slot. Nothing
+ * is allocated later. 1 <= max_slices <= FWDMETA_MAX_SLICES. Fails as fwdmeta_builder_create.
+ */
+FWDMETA_API fwdmeta_status_t fwdmeta_slicer_create(const fwdmeta_config_t *config, int64_t max_slices,
+                                                   fwdmeta_slicer_t *out);
+/* As fwdmeta_builder_destroy; ends the handles of the slices' builders too. */
+FWDMETA_API fwdmeta_status_t fwdmeta_slicer_destroy(fwdmeta_slicer_t slicer);
+/* The builder of slice 0..max_slices-1 (OUT_OF_RANGE past them), for its counts, tensors, readers, info and reset. It
+ * is the slicer's: fwdmeta_build, fwdmeta_advance and fwdmeta_builder_destroy are INVALID_ARGUMENT. The lengths of the
+ * whole batch are moved on by a builder of the whole batch. */
+FWDMETA_API fwdmeta_status_t fwdmeta_slicer_get_builder(fwdmeta_slicer_t slicer, int64_t slice, fwdmeta_builder_t *out);
+/*
+ * Enqueues one build a slice, with device lengths behind one kernel that cuts them (1 + num_slices kernels, up to
+ * single_launch_slots), and returns: no copy, no sync, no allocation. Which tokens a slice has is told at
+ * fwdmeta_plan_slices. `split`: tokens a slice, >= 1; FWDMETA_DEFAULT: num_padded_tokens / num_slices, or where
+ * num_padded_tokens is -1 and the lengths are the host's, the sum of N / num_slices. `metas` [num_slices] (may be null)
+ * receives views that the caller owns. 1 <= num_slices <= max_slices; the builders of further slices stay as they are.
+ *
+ * num_padded_tokens of a slice is the number of its tokens, to which the last adds the batch's padding. Errors in the
+ * numbers are those of the whole batch: of host lengths they are returned and nothing is enqueued, of device lengths
+ * every slice's counts report them, and every slice's arrays are those of a step without a live slot.
+ *
+ * batch->generation is that of every slice. Threads, streams, readers, capture and errors as fwdmeta_build; a slice
+ * that refuses refuses the call, and nothing is enqueued.
+ */
+FWDMETA_API fwdmeta_status_t fwdmeta_build_slices(fwdmeta_slicer_t slicer, const fwdmeta_batch_t *batch,
+                                                  int64_t num_slices, int64_t split, fwdmeta_meta_t *metas);
 
 /* --------------------------------------------------------------------------------------- forward context -- */
 

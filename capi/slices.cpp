@@ -1,6 +1,7 @@
 // The C ABI of microbatch slices.
 #include "context/slices.h"
 
+#include "context/slicer.h"
 #include "guard.h"
 
 using namespace fwdmeta;
@@ -18,4 +19,29 @@ fwdmeta_status_t fwdmeta_slices_conflict(const fwdmeta_slice_args_t* args, const
                                          const fwdmeta_rows_t* block_table, int64_t block_size,
                                          fwdmeta_slice_conflict_t* out) {
   return Guard([&] { return SlicesConflict(args, slices, block_table, block_size, out); });
+}
+
+fwdmeta_status_t fwdmeta_slicer_create(const fwdmeta_config_t* config, int64_t max_slices, fwdmeta_slicer_t* out) {
+  return Guard([&] { return Slicer::Create(config, max_slices, out); });
+}
+
+fwdmeta_status_t fwdmeta_slicer_destroy(fwdmeta_slicer_t slicer) {
+  return Guard([&] { return Slicer::Destroy(slicer); });
+}
+
+fwdmeta_status_t fwdmeta_slicer_get_builder(fwdmeta_slicer_t handle, int64_t slice, fwdmeta_builder_t* out) {
+  return Guard([&] {
+    std::shared_ptr<Slicer> slicer;
+    FWDMETA_TRY(Slicer::Find(handle, &slicer));
+    return slicer->GetBuilder(slice, out);
+  });
+}
+
+fwdmeta_status_t fwdmeta_build_slices(fwdmeta_slicer_t handle, const fwdmeta_batch_t* batch, int64_t num_slices,
+                                      int64_t split, fwdmeta_meta_t* metas) {
+  return Guard([&] {
+    std::shared_ptr<Slicer> slicer;
+    FWDMETA_TRY(Slicer::Find(handle, &slicer));
+    return slicer->Build(batch, num_slices, split, metas);
+  });
 }

@@ -17,6 +17,7 @@ TEST(Graphs, NeedTheCudaBackend) { FWDMETA_SKIP_WITHOUT(FWDMETA_BACKEND_CUDA); }
 #include <thread>
 
 #include "random_batch.h"
+#include "slicer_harness.h"
 
 namespace fwdmeta_test {
 namespace {
@@ -317,6 +318,86 @@ TEST_F(Graphs, RandomReplaysBetweenEagerBuilds) {
       ASSERT_TRUE(captured.Replay(next, ++ordinal)) << round << " " << step;
     }
   }
+}
+
+// ---- captured slices
+
+TEST_F(Graphs, CapturedSlicesAreTheCutAndABuildEach) {
+  Random random(81);
+  for (int64_t slots : {1, 40, 1500, 5000}) {
+    constexpr int64_t kSlices = 3;
+    reference::Config config = ConfigFor(slots);
+    config.max_num_kv_tokens = 512 * 300;
+    config.generations = 2;
+    reference::Batch batch = Decodes(slots, 20);
+    batch.num_padded_tokens = config.max_num_tokens;
+    batch.input_ids.given = true;
+    batch.input_ids.width = batch.input_ids.stride = 4;
+    for (int64_t i = 0; i < 4 * slots; ++i) batch.input_ids.data.push_back(i);
+    Slots inputs(batch);
+    Graph graph;
+    fwdmeta_meta_t metas[kSlices] = {};
+    Slicer slicer(kCuda, config, kSlices);
+    ASSERT_TRUE(slicer.Run(batch, FWDMETA_MEMORY_DEVICE, 2, FWDMETA_DEFAULT, 0));
+    graph.Begin(CaptureStream());
+    fwdmeta_batch_t c = inputs.batch();
+    c.stream = static_cast<cudaStream_t>(CaptureStream());
+    const int64_t split = std::max<int64_t>(1, slots / 2);
+    EXPECT_OK(fwdmeta_build_slices(slicer.handle(), &c, kSlices, split, metas));
+    c.memory_kind = FWDMETA_MEMORY_HOST;
+    c.batch_size = 0;
+    EXPECT_STATUS(FWDMETA_NOT_CAPTURABLE, fwdmeta_build_slices(slicer.handle(), &c, kSlices, split, nullptr));
+    graph.End();
+    ASSERT_FALSE(HasFailure());
+    const int kernels = 1 + static_cast<int>(kSlices) * (slots <= 4096 ? 1 : 2);
+    EXPECT_EQ(std::make_pair(kernels, kernels), graph.Nodes()) << slots;
+    for (int64_t ordinal = 1; ordinal <= 12; ++ordinal) {
+      for (size_t b = 0; b < static_cast<size_t>(slots); ++b) {
+        batch.this_time[b] = static_cast<int32_t>(random.Int(0, 4));
+        batch.encoder[b] = random.Chance(0.3) ? batch.this_time[b] : 0;
+        batch.decoder[b] = static_cast<int32_t>(random.Int(0, 25));
+      }
+      if (ordinal % 4 == 3) batch.this_time[static_cast<size_t>(slots) / 2] = -2;
+      inputs.Put(batch);
+      graph.Launch();
+      CaptureStream().Wait();
+      for (int64_t i = 0; i < kSlices; ++i) {
+        const reference::Result want = reference::Build(config, reference::SliceOf(config, batch, i, kSlices, split));
+        fwdmeta_counts_t got = FWDMETA_COUNTS_INITIALIZER;
+        const fwdmeta_status_t status =
+            fwdmeta_replay_wait(slicer.slice(i).handle(), ordinal, FWDMETA_WAIT_FINAL, 20 * 1000 * 1000, &got);
+        ASSERT_TRUE(Builder::ExpectCounts(want, status, got)) << slots << " slots, slice " << i;
+        ASSERT_TRUE(slicer.slice(i).ExpectArrays(metas[i], want, ordinal)) << slots << " slots, slice " << i;
+      }
+      // An eager step between leaves the graph's set alone.
+      if (ordinal % 3 == 0) {
+        ASSERT_TRUE(slicer.Run(batch, FWDMETA_MEMORY_DEVICE, kSlices, split, 1));
+      }
+    }
+    for (fwdmeta_meta_t meta : metas) EXPECT_OK(fwdmeta_meta_destroy(meta));
+  }
+}
+
+// The graph holds the slices' builders, so it can be replayed when the slicer has ended.
+TEST_F(Graphs, TheGraphOutlivesTheSlicer) {
+  const reference::Batch batch = Decodes(8);
+  Slots inputs(batch);
+  Graph graph;
+  const auto allocators = std::make_shared<Allocators>();
+  std::vector<fwdmeta_group_config_t> groups;
+  const fwdmeta_config_t config = allocators->Config(ConfigFor(8), kCuda, &groups);
+  fwdmeta_slicer_t slicer = 0;
+  ASSERT_OK(fwdmeta_slicer_create(&config, 2, &slicer));
+  graph.Begin(CaptureStream());
+  fwdmeta_batch_t c = inputs.batch();
+  c.stream = static_cast<cudaStream_t>(CaptureStream());
+  EXPECT_OK(fwdmeta_build_slices(slicer, &c, 2, 4, nullptr));
+  graph.End();
+  ASSERT_OK(fwdmeta_slicer_destroy(slicer));
+  for (int i = 0; i < 3; ++i) graph.Launch();
+  CaptureStream().Wait();
+  EXPECT_EQ(2, allocators->device.live());
+  graph.Destroy();
 }
 
 // Two graphs of other grids write the same set, and a third another: any order of replays is right.

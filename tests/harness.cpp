@@ -263,27 +263,60 @@ fwdmeta_batch_t Inputs::Put(const reference::Batch& batch, fwdmeta_memory_kind_t
   return c;
 }
 
-Builder::Builder(fwdmeta_backend_t backend, const reference::Config& config)
-    : backend_(backend), config_(config), inputs_(backend), last_(reference::Padding(config)) {
-  std::vector<fwdmeta_group_config_t> groups;
-  fwdmeta_config_t c = ToC(config, backend, &groups);
-  c.host_allocator = host_.Get();
+fwdmeta_config_t Allocators::Config(const reference::Config& config, fwdmeta_backend_t backend,
+                                    std::vector<fwdmeta_group_config_t>* groups) {
+  fwdmeta_config_t c = ToC(config, backend, groups);
+  c.host_allocator = host.Get();
   if (backend == FWDMETA_BACKEND_CUDA) {
-    c.device_allocator = device_.Get();
-    c.pinned_allocator = pinned_.Get();
+    c.device_allocator = device.Get();
+    c.pinned_allocator = pinned.Get();
   }
+  return c;
+}
+
+Allocators::~Allocators() {
+  for (const CountingAllocator* allocator : {&device, &pinned, &host}) {
+    EXPECT_TRUE(allocator->WaitUntilEmpty()) << allocator->live() << " blocks are never freed";
+    EXPECT_EQ(allocator->allocs(), allocator->frees());
+    EXPECT_EQ("", allocator->misuse());
+  }
+}
+
+Builder::Builder(fwdmeta_backend_t backend, const reference::Config& config, fwdmeta_builder_t of_others,
+                 std::shared_ptr<Allocators> allocators)
+    : backend_(backend),
+      config_(config),
+      allocators_(std::move(allocators)),
+      handle_(of_others),
+      owned_(false),
+      inputs_(backend),
+      last_(reference::Padding(config)) {}
+
+Builder::Builder(fwdmeta_backend_t backend, const reference::Config& config)
+    : backend_(backend),
+      config_(config),
+      allocators_(std::make_shared<Allocators>()),
+      inputs_(backend),
+      last_(reference::Padding(config)) {
+  std::vector<fwdmeta_group_config_t> groups;
+  const fwdmeta_config_t c = allocators_->Config(config, backend, &groups);
   const fwdmeta_status_t status = fwdmeta_builder_create(&c, &handle_);
   EXPECT_EQ(Name(FWDMETA_OK), Name(status)) << fwdmeta_last_error() << Describe(config, {});
 }
 
 Builder::~Builder() {
   EXPECT_EQ(FWDMETA_OK, fwdmeta_meta_destroy(meta_)) << fwdmeta_last_error();
-  EXPECT_EQ(FWDMETA_OK, fwdmeta_builder_destroy(handle_)) << fwdmeta_last_error();
-  for (const CountingAllocator* allocator : {&device_, &pinned_, &host_}) {
-    EXPECT_TRUE(allocator->WaitUntilEmpty()) << allocator->live() << " blocks are never freed";
-    EXPECT_EQ(allocator->allocs(), allocator->frees());
-    EXPECT_EQ("", allocator->misuse());
+  if (owned_) {
+    EXPECT_EQ(FWDMETA_OK, fwdmeta_builder_destroy(handle_)) << fwdmeta_last_error();
   }
+}
+
+void Builder::Adopt(fwdmeta_meta_t meta) {
+  EXPECT_EQ(FWDMETA_OK, fwdmeta_meta_destroy(meta_)) << fwdmeta_last_error();
+  meta_ = meta;
+  fwdmeta_builder_info_t info = FWDMETA_BUILDER_INFO_INITIALIZER;
+  EXPECT_EQ(FWDMETA_OK, fwdmeta_builder_get_info(handle_, &info)) << fwdmeta_last_error();
+  step_ = info.last_step;
 }
 
 fwdmeta_status_t Builder::Build(const fwdmeta_batch_t& batch) {

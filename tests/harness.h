@@ -70,10 +70,20 @@ class Inputs {
   std::vector<fwdmeta_rows_t> tables_;
 };
 
+// Where a builder's memory comes from. Ends with everything freed, soon, and one allocation for each free.
+struct Allocators {
+  CountingAllocator device{Memory::kDevice}, pinned{Memory::kPinned}, host{Memory::kHost};
+  ~Allocators();
+  fwdmeta_config_t Config(const reference::Config& config, fwdmeta_backend_t backend,
+                          std::vector<fwdmeta_group_config_t>* groups);
+};
+
 class Builder {
  public:
   Builder(fwdmeta_backend_t backend, const reference::Config& config);
-  // Destroys everything and expects the allocators to be empty soon, with one allocation for each free.
+  // One that somebody else has created and will end.
+  Builder(fwdmeta_backend_t backend, const reference::Config& config, fwdmeta_builder_t of_others,
+          std::shared_ptr<Allocators> allocators);
   ~Builder();
   Builder(const Builder&) = delete;
   Builder& operator=(const Builder&) = delete;
@@ -84,8 +94,10 @@ class Builder {
   fwdmeta_meta_t meta() const { return meta_; }
   int64_t step() const { return step_; }
   Inputs& inputs() { return inputs_; }
-  CountingAllocator& arrays() { return backend_ == FWDMETA_BACKEND_CUDA ? device_ : host_; }
-  int allocations() const { return device_.allocs() + host_.allocs() + pinned_.allocs(); }
+  CountingAllocator& arrays() { return backend_ == FWDMETA_BACKEND_CUDA ? allocators_->device : allocators_->host; }
+  int allocations() const {
+    return allocators_->device.allocs() + allocators_->host.allocs() + allocators_->pinned.allocs();
+  }
   fwdmeta_stream_t stream = nullptr;
 
   // One build as it is asked for; on success meta() and step() are its.
@@ -98,6 +110,9 @@ class Builder {
   // has to be named for that. Returns false after a mismatch, which is reported with the batch.
   bool Run(const reference::Batch& batch, fwdmeta_memory_kind_t kind = FWDMETA_MEMORY_DEVICE,
            int64_t generation = FWDMETA_DEFAULT);
+
+  // A build that was asked of the builder's owner: its view, which is the builder's from now on.
+  void Adopt(fwdmeta_meta_t meta);
 
   // Compares the latest build, in every array and count, with what it should have given.
   bool Expect(const reference::Result& want);
@@ -130,8 +145,9 @@ class Builder {
 
   const fwdmeta_backend_t backend_;
   const reference::Config config_;
-  CountingAllocator device_{Memory::kDevice}, pinned_{Memory::kPinned}, host_{Memory::kHost};
+  const std::shared_ptr<Allocators> allocators_;
   fwdmeta_builder_t handle_ = 0;
+  const bool owned_ = true;
   fwdmeta_meta_t meta_ = 0;
   int64_t step_ = 0;
   Inputs inputs_;

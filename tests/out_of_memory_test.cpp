@@ -58,6 +58,27 @@ TEST(OutOfMemory, AFailedCreationLeavesTheNextOneWhole) {
   EXPECT_GT(failed, 20) << "the test's operator new is not the one that the library calls";
 }
 
+TEST(OutOfMemory, AFailedSlicerLeavesTheNextOneWhole) {
+  int failed = 0;
+  for (int n = 0;; ++n) {
+    fwdmeta_slicer_t slicer = 0;
+    const fwdmeta_config_t config = SmallConfig(4);
+    allocations_left = n;
+    const fwdmeta_status_t status = fwdmeta_slicer_create(&config, 3, &slicer);
+    allocations_left = -1;
+    if (status == FWDMETA_OK) {
+      EXPECT_EQ(FWDMETA_OK, fwdmeta_slicer_destroy(slicer));
+      break;
+    }
+    ++failed;
+    EXPECT_EQ(FWDMETA_OUT_OF_MEMORY, status) << n << ": " << fwdmeta_last_error();
+    EXPECT_EQ(0u, slicer);
+    ASSERT_EQ(FWDMETA_OK, fwdmeta_slicer_create(&config, 2, &slicer)) << n << ": " << fwdmeta_last_error();
+    EXPECT_EQ(FWDMETA_OK, fwdmeta_slicer_destroy(slicer));
+  }
+  EXPECT_GT(failed, 20) << "the test's operator new is not the one that the library calls";
+}
+
 TEST(OutOfMemory, HandlesThatAreNotLeftAreRefusedAtCreation) {
   std::vector<fwdmeta_builder_t> builders;
   fwdmeta_status_t status = FWDMETA_OK;

@@ -339,14 +339,16 @@ Result Build(const Config& config, const Batch& batch) {
       }
       if (ids_given) {
         const Rows<int64_t>& rows = decode && batch.draft_tokens.given ? batch.draft_tokens : batch.input_ids;
-        const int64_t* id = rows.given ? rows.At(b, i) : nullptr;
+        const int64_t earlier = batch.earlier_tokens.empty() ? 0 : batch.earlier_tokens[b];
+        const int64_t* id = rows.given ? rows.At(b, earlier + i) : nullptr;
         f[FWDMETA_FIELD_IDS_REMOVE_PADDING][token] = id != nullptr ? *id : config.pad_token_id;
         invalid_ids += id == nullptr;
       }
     }
 
     // §4, output rows and per-slot lengths
-    const int64_t outputs = prefill ? 1 : n;
+    const bool unfinished = !batch.unfinished.empty() && batch.unfinished[b];
+    const int64_t outputs = prefill ? !unfinished : n;
     for (int64_t i = 0; i < outputs; ++i, ++output) {
       f[FWDMETA_FIELD_BATCH_ID_PER_TOKEN_OUTPUT][output] = b;
       f[FWDMETA_FIELD_LOGITS_INDICES][output] = token - outputs + i;
@@ -402,6 +404,31 @@ Result Build(const Config& config, const Batch& batch) {
   counts.decoder_chunk_size = static_cast<int32_t>(chunk);
   Finish(config, &result);
   return result;
+}
+
+Batch SliceOf(const Config& config, const Batch& batch, int64_t slice, int64_t num_slices, int64_t split) {
+  fwdmeta_counts_t counts = FWDMETA_COUNTS_INITIALIZER;
+  FindErrors(config, batch, &counts);
+  if (counts.error != 0) return batch;
+  Batch out = batch;
+  out.earlier_tokens.assign(batch.size(), 0);
+  out.unfinished.assign(batch.size(), false);
+  out.this_time.assign(batch.size(), 0);
+  int64_t token = 0, tokens = 0;
+  for (int64_t b = 0; b < batch.size(); ++b) {
+    for (int32_t i = 0; i < batch.this_time[b]; ++i, ++token) {
+      const int64_t of = split > 0 ? std::min(token / split, num_slices - 1) : num_slices - 1;
+      out.earlier_tokens[b] += of < slice;
+      out.this_time[b] += of == slice;
+      if (of > slice) out.unfinished[b] = true;
+      tokens += of == slice;
+    }
+    out.decoder[b] = static_cast<int32_t>(batch.decoder[b] + out.earlier_tokens[b]);
+    out.encoder[b] = batch.encoder[b] > 0 ? out.this_time[b] : 0;
+  }
+  const int64_t padding = batch.num_padded_tokens < 0 || slice < num_slices - 1 ? 0 : batch.num_padded_tokens - token;
+  out.num_padded_tokens = tokens + padding;
+  return out;
 }
 
 Advanced AdvanceLengths(const Config& config, const Advance& advance, Batch* batch) {

@@ -68,6 +68,9 @@ struct Batch {
   std::vector<Rows<int32_t>> block_tables;           // none, or one per cache group
   Rows<int64_t> input_ids, draft_tokens;
   int64_t num_padded_tokens = -1;
+  // Of a slice, empty in a batch that is none: per slot its tokens in earlier slices, and whether later ones have more.
+  std::vector<int64_t> earlier_tokens;
+  std::vector<bool> unfinished;
 
   int64_t size() const { return static_cast<int64_t>(this_time.size()); }
 };
@@ -94,6 +97,10 @@ inline Capacities GetCapacities(const Config& config) {
 }
 
 Result Build(const Config& config, const Batch& batch);
+
+// Slice `slice` of `num_slices` over a good batch as a batch of its own (the forward context's contract §5), token by
+// token: `split` to each, the last takes the rest and the padding. Of a batch with an error, the batch.
+Batch SliceOf(const Config& config, const Batch& batch, int64_t slice, int64_t num_slices, int64_t split);
 
 // What every array holds before the first build, and in an error step.
 Result Padding(const Config& config);

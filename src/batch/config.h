@@ -30,6 +30,7 @@ struct Config {
   uint64_t outputs;
   int32_t generations, depth, max_metas;
   fwdmeta_allocator_t device_allocator, pinned_allocator, host_allocator;
+  bool of_slice;  // not the caller's to say: the builder is a slicer's
 };
 
 // The largest i of the MLA chunk search: chunks are block_size * 2^i.

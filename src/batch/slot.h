@@ -10,17 +10,18 @@ namespace fwdmeta {
 
 // All zero for an idle slot, and for a bad one, which adds nothing to any sum.
 struct Slot {
-  int32_t encoder;    // E; > 0: prefill
+  int32_t encoder;    // E of a prefill, with kUnfinished where a later slice has its last token
   int32_t decoder;    // D of a live slot
   int32_t this_time;  // N; > 0: live
 
   FWDMETA_HD bool live() const { return this_time > 0; }
-  FWDMETA_HD bool prefill() const { return encoder > 0; }
+  FWDMETA_HD bool prefill() const { return encoder != 0; }
   FWDMETA_HD bool decode() const { return this_time > 0 && encoder == 0; }
   FWDMETA_HD int32_t kv() const { return decoder + this_time; }
   FWDMETA_HD int32_t attn_kv() const { return this_time + (prefill() ? decoder : 0); }
-  FWDMETA_HD int32_t output_rows() const { return prefill() ? 1 : this_time; }
+  FWDMETA_HD int32_t output_rows() const { return prefill() ? encoder > 0 : this_time; }
 };
+constexpr int32_t kUnfinished = INT32_MIN;  // a bit
 
 // The FWDMETA_ERROR_* bits of one slot; 0 for a good or an idle one.
 FWDMETA_HD int32_t SlotErrors(int32_t encoder, int32_t decoder, int32_t this_time, int32_t max_model_len) {

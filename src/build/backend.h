@@ -23,6 +23,20 @@ struct BuildRequest {
   bool captured;
   int64_t step;  // 0 for a captured build
   fwdmeta_stream_t stream;
+  int32_t most_tokens;  // a bound on the sum of N that is closer than the inputs', or -1
+};
+
+// Where the lengths of a slice lie between the cut and its build, int32 in the backend's memory.
+struct SliceArrays {
+  int32_t *encoder, *decoder, *this_time, *offsets;  // [max_batch_size]
+  int32_t* num_padding;                              // [1]
+};
+// The cut of a batch's lengths into those of its slices. In an error step every slice gets the batch's own.
+struct CutRequest {
+  const Inputs* batch;
+  int32_t num_slices, split;
+  SliceArrays slices[FWDMETA_MAX_SLICES];
+  fwdmeta_stream_t stream;
 };
 
 struct AdvanceRequest {
@@ -46,6 +60,8 @@ class Backend {
   virtual int32_t* advance_counts() const = 0;
   const ArenaBytes& bytes() const { return bytes_; }
   const Outputs& outputs(int32_t generation) const { return outputs_[generation]; }
+  // Of a slice's builder on the CUDA backend.
+  const SliceArrays& slice_arrays() const { return slice_arrays_; }
   // `depth` entries, and what captured builds and advances publish to.
   MirrorEntry* ring() const { return ring_; }
   MirrorTail* tail() const { return tail_; }
@@ -56,6 +72,8 @@ class Backend {
   virtual Status HoldByCapture(fwdmeta_stream_t stream, std::shared_ptr<void> owner) = 0;
 
   virtual Status Build(const BuildRequest& request) = 0;
+  // Captured where the stream is.
+  virtual Status Cut(const CutRequest& request) = 0;
   virtual Status Advance(const AdvanceRequest& request) = 0;
   virtual Status Reset(fwdmeta_stream_t stream) = 0;
 
@@ -72,6 +90,7 @@ class Backend {
  protected:
   ArenaBytes bytes_ = {};
   Outputs outputs_[64] = {};
+  SliceArrays slice_arrays_ = {};
   MirrorEntry* ring_ = nullptr;
   MirrorTail* tail_ = nullptr;
 };

@@ -106,12 +106,19 @@ Status Builder::Find(fwdmeta_builder_t handle, std::shared_ptr<Builder>* out) {
   return Fail(FWDMETA_INVALID_HANDLE, "0x%llx is no builder", (unsigned long long)handle);
 }
 
-Status Builder::Create(const fwdmeta_config_t* in, fwdmeta_builder_t* out) {
+Status Builder::Create(const fwdmeta_config_t* config, fwdmeta_builder_t* out) { return Make(config, false, out); }
+
+Status Builder::CreateOfSlice(const fwdmeta_config_t* config, fwdmeta_builder_t* out) {
+  return Make(config, true, out);
+}
+
+Status Builder::Make(const fwdmeta_config_t* in, bool of_slice, fwdmeta_builder_t* out) {
   if (out == nullptr) return Fail(FWDMETA_INVALID_ARGUMENT, "out is null");
   std::shared_ptr<Builder> builder(new Builder);
   Config& config = builder->config_;
   FWDMETA_TRY(ParseConfig(in, &config));
   FWDMETA_TRY(CheckCapacities(config));
+  config.of_slice = of_slice;
   if (config.backend == FWDMETA_BACKEND_AUTO) {
     const bool fits = config.max_batch_size <= kMaxCudaSlots;
     config.backend = fits && CudaAvailable() ? FWDMETA_BACKEND_CUDA : FWDMETA_BACKEND_HOST;
@@ -155,9 +162,18 @@ Builder::~Builder() {
 
 Status Builder::Destroy(fwdmeta_builder_t handle) {
   if (handle == 0) return FWDMETA_OK;
-  const std::shared_ptr<Builder> builder = Builders().Remove(handle);
-  if (builder == nullptr) return Fail(FWDMETA_INVALID_HANDLE, "0x%llx is no builder", (unsigned long long)handle);
-  return FWDMETA_OK;
+  std::shared_ptr<Builder> builder;
+  FWDMETA_TRY(Find(handle, &builder));
+  FWDMETA_TRY(builder->CheckOwn());
+  if (Builders().Remove(handle) != nullptr) return FWDMETA_OK;
+  return Fail(FWDMETA_INVALID_HANDLE, "0x%llx is no builder", (unsigned long long)handle);
+}
+
+void Builder::DestroyOfSlice(fwdmeta_builder_t handle) { Builders().Remove(handle); }
+
+Status Builder::CheckOwn() const {
+  if (!config_.of_slice) return FWDMETA_OK;
+  return Fail(FWDMETA_INVALID_ARGUMENT, "the builder is of a slice: its slicer builds with it and ends it");
 }
 
 Status Builder::ReadBatch(const fwdmeta_batch_t& batch, Inputs* out) const {
@@ -280,38 +296,56 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
                       int64_t* out_step) {
   static const fwdmeta_batch_t defaults = FWDMETA_BATCH_INITIALIZER;
   fwdmeta_batch_t batch;
+  FWDMETA_TRY(CheckOwn());
   FWDMETA_TRY(ReadStruct(in, defaults, "batch", &batch));
-  BuildRequest request = {};
-  FWDMETA_TRY(ReadBatch(batch, &request.inputs));
-  FWDMETA_TRY(backend_->IsCapturing(batch.stream, &request.captured));
-  const bool host_lengths = batch.memory_kind == FWDMETA_MEMORY_HOST;
-  if (request.captured && host_lengths) {
+  PendingBuild pending;
+  FWDMETA_TRY(Read(batch, &pending));
+  FWDMETA_TRY(Prepare(out_meta != nullptr, &pending));
+  return Issue(self, &pending, out_meta, out_step);
+}
+
+Status Builder::Read(const fwdmeta_batch_t& batch, PendingBuild* out) const {
+  FWDMETA_TRY(ReadBatch(batch, &out->request.inputs));
+  FWDMETA_TRY(backend_->IsCapturing(batch.stream, &out->request.captured));
+  out->host_lengths = batch.memory_kind == FWDMETA_MEMORY_HOST;
+  if (out->request.captured && out->host_lengths) {
     return Fail(FWDMETA_NOT_CAPTURABLE, "lengths in host memory cannot be captured: a replay would not see new ones");
   }
-  FWDMETA_TRY(ChooseGeneration(batch.generation, request.captured, &request.generation));
+  out->request.stream = batch.stream;
+  out->request.most_tokens = -1;
+  out->flags = batch.flags;
+  out->generation = batch.generation;
+  return FWDMETA_OK;
+}
+
+Status Builder::Prepare(bool wants_meta, PendingBuild* pending) {
+  BuildRequest& request = pending->request;
+  FWDMETA_TRY(ChooseGeneration(pending->generation, request.captured, &request.generation));
   FWDMETA_TRY(CheckReaders(request.generation, request.captured));
-  request.stream = batch.stream;
   request.step = request.captured ? 0 : last_step_.load(std::memory_order_relaxed) + 1;
-  Summary summary;
-  if (host_lengths) {
-    Summarize(plan_, request.inputs, &summary);
-    FWDMETA_TRY(StatusOfStep(summary.block));
-    request.summary = &summary;
+  if (pending->host_lengths) {
+    Summarize(plan_, request.inputs, &pending->summary);
+    FWDMETA_TRY(StatusOfStep(pending->summary.block));
+    request.summary = &pending->summary;
   }
-  std::shared_ptr<Meta> meta;
-  if (out_meta != nullptr) {
-    meta = FreeMeta();
-    if (meta == nullptr) {
+  if (wants_meta) {
+    pending->meta = FreeMeta();
+    if (pending->meta == nullptr) {
       return Fail(FWDMETA_BUSY, "all %d meta handles are in use: destroy those of past steps", config_.max_metas);
     }
   }
-  if (host_lengths) FWDMETA_TRY(ReleaseEntry(request.step, batch.flags));
-  if (request.captured) FWDMETA_TRY(backend_->HoldByCapture(batch.stream, self));
+  return pending->host_lengths ? ReleaseEntry(request.step, pending->flags) : FWDMETA_OK;
+}
+
+Status Builder::Issue(const std::shared_ptr<Builder>& self, PendingBuild* pending, fwdmeta_meta_t* out_meta,
+                      int64_t* out_step) {
+  const BuildRequest& request = pending->request;
+  if (request.captured) FWDMETA_TRY(backend_->HoldByCapture(request.stream, self));
   // Readers see that the entry's former step has expired before anything overwrites it.
   std::atomic<bool>& staged = staged_entries_[request.step % config_.depth];
   const bool was_staged = staged.load(std::memory_order_relaxed);
   if (!request.captured) {
-    staged.store(host_lengths, std::memory_order_relaxed);
+    staged.store(pending->host_lengths, std::memory_order_relaxed);
     last_step_.store(request.step, std::memory_order_release);
   }
   const Status status = backend_->Build(request);
@@ -325,13 +359,13 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
   if (request.captured) {
     captured_sets_[request.generation] = true;
   } else {
-    if (batch.generation == FWDMETA_DEFAULT) next_generation_ = (request.generation + 1) % config_.generations;
+    if (pending->generation == FWDMETA_DEFAULT) next_generation_ = (request.generation + 1) % config_.generations;
   }
-  if (meta != nullptr) {
+  if (pending->meta != nullptr) {
     MirrorEntry* entry = request.captured ? &backend_->tail()->replay : &backend_->ring()[request.step % config_.depth];
-    CountsBlock* view = host_lengths ? &entry->host_view : &entry->view;
-    meta->Begin(this, request.generation, request.step, batch.stream, view);
-    *out_meta = Metas().Insert({std::move(meta), self});
+    CountsBlock* view = pending->host_lengths ? &entry->host_view : &entry->view;
+    pending->meta->Begin(this, request.generation, request.step, request.stream, view);
+    *out_meta = Metas().Insert({std::move(pending->meta), self});
   }
   if (out_step != nullptr) *out_step = request.step;
   return FWDMETA_OK;
@@ -340,6 +374,7 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
 Status Builder::Advance(const std::shared_ptr<Builder>& self, const fwdmeta_advance_args_t* in) {
   static const fwdmeta_advance_args_t defaults = FWDMETA_ADVANCE_ARGS_INITIALIZER;
   fwdmeta_advance_args_t args;
+  FWDMETA_TRY(CheckOwn());
   FWDMETA_TRY(ReadStruct(in, defaults, "args", &args));
   if (args.batch_size < 0) return Fail(FWDMETA_INVALID_ARGUMENT, "batch_size is %lld", (long long)args.batch_size);
   if (args.num_draft_tokens < 0) {

@@ -12,11 +12,24 @@
 
 namespace fwdmeta {
 
+// A build between its checks and its issue.
+struct PendingBuild {
+  BuildRequest request = {};
+  fwdmeta_build_flags_t flags = 0;
+  int64_t generation = FWDMETA_DEFAULT;  // as asked for
+  bool host_lengths = false;
+  Summary summary;
+  std::shared_ptr<Meta> meta;
+};
+
 class Builder {
  public:
   static Status Create(const fwdmeta_config_t* config, fwdmeta_builder_t* out);
   static Status Destroy(fwdmeta_builder_t handle);
   static Status Find(fwdmeta_builder_t handle, std::shared_ptr<Builder>* out);
+  // The builder of a slice, whose handle only its slicer ends.
+  static Status CreateOfSlice(const fwdmeta_config_t* config, fwdmeta_builder_t* out);
+  static void DestroyOfSlice(fwdmeta_builder_t handle);
 
   ~Builder();
 
@@ -24,6 +37,13 @@ class Builder {
                int64_t* out_step);
   Status Advance(const std::shared_ptr<Builder>& self, const fwdmeta_advance_args_t* args);
   Status Reset(fwdmeta_stream_t stream);
+
+  // The three parts of Build. Read fills what follows from the batch alone; a slicer then puts a slice's lengths in the
+  // place of the batch's. Nothing is enqueued, or seen by readers, before Issue.
+  Status Read(const fwdmeta_batch_t& batch, PendingBuild* out) const;
+  Status Prepare(bool wants_meta, PendingBuild* pending);
+  Status Issue(const std::shared_ptr<Builder>& self, PendingBuild* pending, fwdmeta_meta_t* out_meta,
+               int64_t* out_step);
 
   // `out` may be null. Timeouts are those of the C API.
   Status WaitStep(int64_t step, fwdmeta_wait_flags_t flags, int64_t timeout_us, fwdmeta_counts_t* out) const;
@@ -44,7 +64,9 @@ class Builder {
  private:
   Builder() : backend_(nullptr, [](Backend*) {}) {}
 
+  static Status Make(const fwdmeta_config_t* config, bool of_slice, fwdmeta_builder_t* out);
   Status ReadBatch(const fwdmeta_batch_t& batch, Inputs* out) const;
+  Status CheckOwn() const;
   Status ChooseGeneration(int64_t asked, bool captured, int32_t* out) const;
   Status CheckReaders(int32_t generation, bool captured) const;
   Status ReleaseEntry(int64_t step, fwdmeta_build_flags_t flags);

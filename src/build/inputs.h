@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/hd.h"
+#include "batch/cut.h"
 #include "plan/plan.h"
 
 namespace fwdmeta {
@@ -24,11 +25,26 @@ struct Rows {
 
 struct Inputs {
   const int32_t *encoder, *decoder, *this_time;
+  // Of a slice, null in a batch that is none: per slot SlotCut::offset.
+  const int32_t* offsets;
+  // Of a slice that is cut on the device, else null: one number, the padding to report, which the host does not know.
+  // num_padded_tokens is then the whole batch's, as a limit.
+  const int32_t* num_padding;
   int32_t batch_size;
   int32_t num_padded_tokens;  // -1: the sum of N
   Rows<int64_t> input_ids, draft_tokens;
   Rows<int32_t> tables[FWDMETA_MAX_CACHE_GROUPS];
 };
+
+// A slot whose last token is in a later slice gives no output row.
+FWDMETA_HD Slot SlotOfSlice(const Inputs& inputs, int32_t row, Slot slot) {
+  if (inputs.offsets != nullptr && slot.prefill() && inputs.offsets[row] < 0) slot.encoder |= kUnfinished;
+  return slot;
+}
+FWDMETA_HD int32_t NumPaddedTokens(const Inputs& inputs, int32_t num_tokens) {
+  if (inputs.num_padding != nullptr) return num_tokens + *inputs.num_padding;
+  return inputs.num_padded_tokens >= 0 ? inputs.num_padded_tokens : num_tokens;
+}
 
 // Where a position's cache slot comes from. The page has been asked for and not yet looked at, so that a kernel may do
 // other work while it is on its way.
@@ -55,6 +71,7 @@ FWDMETA_HD int64_t SlotOfPosition(const PlanGroup& group, const Rows<int32_t>& t
 // The id of token i of a slot; called where at least one of ids and drafts is given.
 FWDMETA_HD int64_t IdOfToken(const Inputs& inputs, int32_t pad_token_id, int32_t row, bool prefill, uint32_t i,
                              bool* invalid) {
+  if (inputs.offsets != nullptr) i += inputs.offsets[row] & INT32_MAX;
   const bool draft = !prefill && inputs.draft_tokens.data != nullptr;
   const Rows<int64_t>& rows = draft ? inputs.draft_tokens : inputs.input_ids;
   *invalid = rows.data == nullptr || !rows.Contains(row, i);

@@ -18,7 +18,7 @@ struct Totals {
 
 Slot ReadSlot(const Plan& plan, const Inputs& in, int32_t b, int32_t* errors) {
   *errors = SlotErrors(in.encoder[b], in.decoder[b], in.this_time[b], plan.max_model_len);
-  return MakeSlot(in.encoder[b], in.decoder[b], in.this_time[b], *errors);
+  return SlotOfSlice(in, b, MakeSlot(in.encoder[b], in.decoder[b], in.this_time[b], *errors));
 }
 
 Totals Sum(const Plan& plan, const Inputs& in, const MlaChunk& chunk, bool search) {
@@ -43,7 +43,7 @@ Totals Sum(const Plan& plan, const Inputs& in, const MlaChunk& chunk, bool searc
     if (slot.decoder > 0) t.max_cached_kv = std::max(t.max_cached_kv, slot.kv());
     if (slot.prefill()) {
       ++t.prefill;
-      t.max_encoder = std::max(t.max_encoder, slot.encoder);
+      t.max_encoder = std::max(t.max_encoder, slot.this_time);
       t.tiles[kEncoder] += EncoderTiles(plan, slot);
       t.tiles[kKv] += KvTiles(plan, slot);
       t.tiles[kPreCache] += PreCacheTiles(plan, slot);
@@ -133,7 +133,7 @@ void Summarize(const Plan& plan, const Inputs& inputs, Summary* out) {
   counts[kNumPrefill] = t.prefill;
   counts[kNumDecode] = t.live - t.prefill;
   counts[kNumTokens] = static_cast<int32_t>(t.tokens);
-  counts[kNumPaddedTokens] = inputs.num_padded_tokens >= 0 ? inputs.num_padded_tokens : counts[kNumTokens];
+  counts[kNumPaddedTokens] = NumPaddedTokens(inputs, counts[kNumTokens]);
   counts[kNumKvTokens] = static_cast<int32_t>(t.kv_tokens);
   counts[kNumAttnKvTokens] = static_cast<int32_t>(t.attn_kv_tokens);
   for (int i = 0; i < kNumMappings; ++i) counts[kDecoderNumBlocks + i] = static_cast<int32_t>(t.tiles[i]);

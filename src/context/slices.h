@@ -30,7 +30,7 @@ struct Piece {
 };
 
 // The piece of a request of the slice; `begin` is the request's first token in the step.
-inline Piece CutRequest(const SliceArgs& args, const fwdmeta_slice_t& slice, int32_t request, int32_t begin) {
+inline Piece PieceOfRequest(const SliceArgs& args, const fwdmeta_slice_t& slice, int32_t request, int32_t begin) {
   const int32_t end = begin + args.query_lens[request];
   const int32_t slice_end = slice.first_token + slice.num_tokens;
   const int32_t first = std::max(begin, slice.first_token), last = std::min(end, slice_end);
@@ -42,7 +42,7 @@ template <class Visit>
 void ForEachPiece(const SliceArgs& args, const fwdmeta_slice_t& slice, Visit visit) {
   int32_t begin = 0;
   for (int32_t i = 0; i < std::min(slice.end_req, args.num_reqs); ++i) {
-    if (i >= slice.first_req) visit(i, CutRequest(args, slice, i, begin));
+    if (i >= slice.first_req) visit(i, PieceOfRequest(args, slice, i, begin));
     begin += args.query_lens[i];
   }
 }

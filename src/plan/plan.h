@@ -85,7 +85,7 @@ FWDMETA_HD uint32_t DecoderTiles(const Plan& plan, const Slot& slot, const MlaCh
 }
 FWDMETA_HD uint32_t EncoderTiles(const Plan& plan, const Slot& slot) {
   if (!slot.prefill()) return 0;
-  const uint64_t rows = static_cast<uint64_t>(slot.encoder) * plan.heads_per_kv_head;
+  const uint64_t rows = static_cast<uint64_t>(slot.this_time) * plan.heads_per_kv_head;
   return static_cast<uint32_t>(plan.encoder_rows.Quotient64(rows - 1)) + 1;
 }
 // Pages from floor(D / bs) to the page of the last token: ceil((E + D mod bs) / bs) without the remainder.

@@ -77,6 +77,7 @@ class SlotBlock {
       const int32_t bits = SlotErrors(encoder[i], decoder[i], this_time[i], args_.plan.max_model_len);
       errors_ |= bits;
       slot[i] = MakeSlot(encoder[i], decoder[i], this_time[i], bits);
+      if (first_slot_ + i < batch_size) slot[i] = SlotOfSlice(args_.inputs, first_slot_ + i, slot[i]);
       max_decoder_ = max(max_decoder_, decoder[i]);
     }
   }
@@ -318,7 +319,7 @@ __device__ void PutAllQuantities(const BuildArgs& args, SlotBlock<kItems, kChunk
       encoder_tiles += EncoderTiles(args.plan, slot);
       kv_tiles += KvTiles(args.plan, slot);
       pre_cache_tiles += PreCacheTiles(args.plan, slot);
-      max_encoder = max(max_encoder, slot.encoder);
+      if (slot.prefill()) max_encoder = max(max_encoder, slot.this_time);
     }
     block.PutSum(kSumPrefill, prefills);
     block.PutSum(kSumAttnKv, attn_kv);

@@ -60,12 +60,11 @@ class CountsRole : RoleBlock<kItems, kChunked> {
       }
       chunk_size = MakeMlaChunk(args_.plan, args_.inputs.batch_size, choice.best).size;
     }
-    const int32_t padded = args_.inputs.num_padded_tokens;
     uint32_t word = lane < kSumCandidates ? own : 0;
     if (lane == kBatchSize) word = args_.inputs.batch_size;
     if (lane == kNumDecode) word = live - prefill;
     if (lane == kNumTokens) word = static_cast<uint32_t>(tokens);
-    if (lane == kNumPaddedTokens) word = padded >= 0 ? padded : static_cast<uint32_t>(tokens);
+    if (lane == kNumPaddedTokens) word = NumPaddedTokens(args_.inputs, static_cast<int32_t>(tokens));
     if (lane == kNumKvTokens) word = static_cast<uint32_t>(kv_tokens);
     if (lane == kDecoderNumBlocks) word = decoder_tiles;
     if (lane >= kNumInvalidSlots && lane <= kError) word = 0;

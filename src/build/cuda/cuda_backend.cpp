@@ -20,14 +20,16 @@ bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 // Where things lie in the two arenas.
 struct Layout {
   int64_t set_bytes;  // the outputs of one set
-  int64_t sets, set_states, builder_state, chunks, staged_copy, device;
-  int64_t mirror, staging, staging_entry, pinned;
+  int64_t sets, set_states, builder_state, chunks, staged_copy, slice, slice_array, device;
+  int64_t mirror, staging, staging_array, staging_entry, pinned;
 };
 
 Layout MakeLayout(const Config& config, const Plan& plan) {
   Layout layout = {};
   const bool chunked = config.max_batch_size > kSingleLaunchSlots;
-  const int64_t lengths = AlignUp(int64_t{3} * 4 * config.max_batch_size);
+  // E, D and N of every slot, and of a slice the offset.
+  const int64_t num_arrays = config.of_slice ? 4 : 3;
+  const int64_t lengths = AlignUp(num_arrays * 4 * config.max_batch_size);
   layout.set_bytes = PlaceOutputs(config, plan, nullptr, nullptr);
   int64_t at = layout.set_bytes * config.generations;
   layout.set_states = at;
@@ -37,9 +39,13 @@ Layout MakeLayout(const Config& config, const Plan& plan) {
   layout.chunks = at;
   at += chunked ? AlignUp(sizeof(ChunkSums)) : 0;
   layout.staged_copy = at;
-  at += chunked ? int64_t{3} * 4 * kMaxSlots : 0;
+  at += chunked ? num_arrays * 4 * kMaxSlots : 0;
+  layout.slice = at;
+  layout.slice_array = AlignUp(int64_t{4} * config.max_batch_size);
+  at += config.of_slice ? num_arrays * layout.slice_array + AlignUp(sizeof(int32_t)) : 0;
   layout.device = at;
   layout.staging = AlignUp(MirrorBytes(config));
+  layout.staging_array = lengths / num_arrays / 4 * 4;
   layout.staging_entry = lengths;
   layout.pinned = layout.staging + lengths * config.depth;
   return layout;
@@ -78,6 +84,7 @@ class CudaBackend final : public Reapable {
     }
     FWDMETA_CUDA_TRY(LoadBuildKernels());
     FWDMETA_CUDA_TRY(LoadSmallKernels());
+    FWDMETA_CUDA_TRY(LoadCutKernel());
     FWDMETA_CUDA_TRY(cudaStreamCreateWithFlags(&private_stream_, cudaStreamNonBlocking));
     FWDMETA_CUDA_TRY(cudaEventCreateWithFlags(&work_event_, cudaEventDisableTiming));
     for (int32_t i = 0; i < config_.generations; ++i) {
@@ -157,6 +164,23 @@ class CudaBackend final : public Reapable {
     token_bounds_[request.generation] = grid.token_bound;
     if (args.staged) StoreCounts(request.summary->block, request.step, &entry);
     return FWDMETA_OK;
+  }
+
+  Status Cut(const CutRequest& request) override {
+    ContextGuard guard(context_);
+    CutArgs args = {};
+    args.plan = plan_;
+    args.encoder = request.batch->encoder;
+    args.decoder = request.batch->decoder;
+    args.this_time = request.batch->this_time;
+    args.batch_size = request.batch->batch_size;
+    args.num_padded_tokens = request.batch->num_padded_tokens;
+    args.token_limit = TokenLimit(*request.batch);
+    args.num_slices = request.num_slices;
+    args.split = request.split;
+    std::copy_n(request.slices, request.num_slices, args.slices);
+    const cudaError_t error = LaunchCut(args, static_cast<cudaStream_t>(request.stream));
+    return error == cudaSuccess ? FWDMETA_OK : StreamFail(request.stream, error, "the launch of a cut");
   }
 
   Status Advance(const AdvanceRequest& request) override {
@@ -292,6 +316,7 @@ class CudaBackend final : public Reapable {
     ring_ = reinterpret_cast<MirrorEntry*>(pinned_arena_);
     tail_ = reinterpret_cast<MirrorTail*>(ring_ + config_.depth);
     staging_ = pinned_arena_ + layout.staging;
+    staging_array_ = layout.staging_array;
     staging_entry_ = layout.staging_entry;
     set_states_ = reinterpret_cast<SetState*>(device_arena_ + layout.set_states);
     builder_state_ = reinterpret_cast<BuilderState*>(device_arena_ + layout.builder_state);
@@ -310,6 +335,12 @@ class CudaBackend final : public Reapable {
       args.chunks = chunked ? reinterpret_cast<ChunkSums*>(device_arena_ + layout.chunks) : nullptr;
     }
     staged_copy_ = chunked ? reinterpret_cast<int32_t*>(device_arena_ + layout.staged_copy) : nullptr;
+    if (config_.of_slice) {
+      const auto array = [&](int i) {
+        return reinterpret_cast<int32_t*>(device_arena_ + layout.slice + i * layout.slice_array);
+      };
+      slice_arrays_ = {array(0), array(1), array(2), array(3), array(4)};
+    }
     FWDMETA_TRY(Reset(private_stream_));
     FWDMETA_CUDA_TRY(cudaStreamSynchronize(private_stream_));
     return FWDMETA_OK;
@@ -366,17 +397,24 @@ class CudaBackend final : public Reapable {
 
   void StageLengths(const BuildRequest& request, BuildArgs* args) {
     const int64_t count = request.inputs.batch_size;
-    const int64_t stride = staging_entry_ / 12;  // a third of the entry, in int32
+    const int64_t stride = staging_array_ / static_cast<int64_t>(sizeof(int32_t));
+    const bool of_slice = request.inputs.offsets != nullptr;
     int32_t* staged = reinterpret_cast<int32_t*>(staging_ + staging_entry_ * (request.step % config_.depth));
     if (count > 0) {
       std::memcpy(staged, request.inputs.encoder, count * sizeof(int32_t));
       std::memcpy(staged + stride, request.inputs.decoder, count * sizeof(int32_t));
       std::memcpy(staged + 2 * stride, request.inputs.this_time, count * sizeof(int32_t));
+      if (of_slice) std::memcpy(staged + 3 * stride, request.inputs.offsets, count * sizeof(int32_t));
     }
     args->inputs.encoder = OnDevice(staged);
     args->inputs.decoder = OnDevice(staged + stride);
     args->inputs.this_time = OnDevice(staged + 2 * stride);
+    if (of_slice) args->inputs.offsets = OnDevice(staged + 3 * stride);
     args->staged_copy = count > kSingleLaunchSlots ? staged_copy_ : nullptr;
+  }
+
+  int32_t TokenLimit(const Inputs& inputs) const {
+    return inputs.num_padded_tokens >= 0 ? inputs.num_padded_tokens : plan_.max_num_tokens;
   }
 
   // How many blocks each role gets: as many as its outputs may need, from what the host knows of the step.
@@ -384,12 +422,13 @@ class CudaBackend final : public Reapable {
     const int64_t slots = request.inputs.batch_size;
     const int64_t longest = slots * plan_.max_model_len;
     const int64_t limit = std::min<int64_t>(plan_.max_num_kv_tokens, INT32_MAX);
-    args->token_limit = request.inputs.num_padded_tokens >= 0 ? request.inputs.num_padded_tokens : plan_.max_num_tokens;
+    args->token_limit = TokenLimit(request.inputs);
     args->wide_sums = longest > INT32_MAX;
     args->check_kv = longest > limit;
     args->vector_loads =
         Aligned16(args->inputs.encoder) && Aligned16(args->inputs.decoder) && Aligned16(args->inputs.this_time);
     const int64_t stated = request.summary != nullptr              ? request.summary->block.counts[kNumTokens]
+                           : request.most_tokens >= 0              ? request.most_tokens
                            : request.inputs.num_padded_tokens >= 0 ? request.inputs.num_padded_tokens
                                                                    : plan_.max_num_tokens;
     const int64_t token_bound = std::min<int64_t>(stated, std::min<int64_t>(longest, plan_.max_num_tokens));
@@ -483,7 +522,7 @@ class CudaBackend final : public Reapable {
   unsigned char* pinned_arena_ = nullptr;
   unsigned char* pinned_alias_ = nullptr;
   unsigned char* staging_ = nullptr;
-  int64_t staging_entry_ = 0;
+  int64_t staging_array_ = 0, staging_entry_ = 0;
   int32_t* staged_copy_ = nullptr;
   SetState* set_states_ = nullptr;
   BuilderState* builder_state_ = nullptr;

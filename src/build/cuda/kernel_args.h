@@ -81,7 +81,8 @@ struct BuildArgs {
   MirrorEntry* entry;    // eager builds
   MirrorTail* mirror;    // captured builds
   ChunkSums* chunks;     // two launches
-  int32_t* staged_copy;  // two launches with host lengths: 3 * kMaxSlots, left by the first for the second
+  int32_t* staged_copy;  // two launches with host lengths: E, D, N and a slice's offsets, kMaxSlots apart, left by the
+                         // first for the second
   int64_t step;
   int32_t captured, staged;
   int32_t token_limit;   // of the sum of N: max_num_tokens, and T where it is stated
@@ -108,6 +109,15 @@ struct FillArgs {
   SetState* set;
 };
 
+struct CutArgs {
+  Plan plan;
+  const int32_t *encoder, *decoder, *this_time;
+  int32_t batch_size, num_padded_tokens;
+  int32_t token_limit;  // as BuildArgs's
+  int32_t num_slices, split;
+  SliceArrays slices[FWDMETA_MAX_SLICES];
+};
+
 struct AdvanceArgs {
   Plan plan;
   AdvanceRequest request;
@@ -119,8 +129,10 @@ struct AdvanceArgs {
 cudaError_t LaunchBuild(const BuildArgs& args, int32_t num_blocks, int32_t threads, cudaStream_t stream);
 cudaError_t LaunchFill(const FillArgs& args, cudaStream_t stream);
 cudaError_t LaunchAdvance(const AdvanceArgs& args, cudaStream_t stream);
+cudaError_t LaunchCut(const CutArgs& args, cudaStream_t stream);
 // Loads every kernel, so that none is loaded during a build or a capture.
 cudaError_t LoadBuildKernels();
 cudaError_t LoadSmallKernels();
+cudaError_t LoadCutKernel();
 
 }  // namespace fwdmeta

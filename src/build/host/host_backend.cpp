@@ -6,6 +6,7 @@
 #include <new>
 
 #include "build/advance.h"
+#include "build/cut.h"
 
 namespace fwdmeta {
 namespace {
@@ -53,7 +54,9 @@ class StepWriter {
  private:
   int32_t Count(int32_t index) const { return summary_.block.counts[index]; }
   int32_t num_slots() const { return good_ ? in_.batch_size : 0; }
-  Slot SlotAt(int32_t b) const { return MakeSlot(in_.encoder[b], in_.decoder[b], in_.this_time[b], 0); }
+  Slot SlotAt(int32_t b) const {
+    return SlotOfSlice(in_, b, MakeSlot(in_.encoder[b], in_.decoder[b], in_.this_time[b], 0));
+  }
 
   // An exclusive prefix sum over the slots, repeated past them.
   template <class Rule>
@@ -269,6 +272,13 @@ class HostBackend final : public Backend {
     block.counts[kNumInvalidIds] = static_cast<int32_t>(bad_ids);
     block.counts[kWarnings] = WarningsOf(bad_slots, bad_ids, clamped);
     WriteScalars(out, block, request.step);
+    return FWDMETA_OK;
+  }
+
+  Status Cut(const CutRequest& request) override {
+    Summary summary;
+    Summarize(plan_, *request.batch, &summary);
+    CutOnHost(request, summary.block.counts[kError] == 0 ? summary.block.counts[kNumTokens] : -1);
     return FWDMETA_OK;
   }
 
