@@ -335,9 +335,9 @@ TEST_F(Graphs, CapturedSlicesAreTheCutAndABuildEach) {
     batch.input_ids.width = batch.input_ids.stride = 4;
     for (int64_t i = 0; i < 4 * slots; ++i) batch.input_ids.data.push_back(i);
     Slots inputs(batch);
-    Graph graph;
-    fwdmeta_meta_t metas[kSlices] = {};
     Slicer slicer(kCuda, config, kSlices);
+    Graph graph;  // ends before the slicer, whose memory it holds
+    fwdmeta_meta_t metas[kSlices] = {};
     ASSERT_TRUE(slicer.Run(batch, FWDMETA_MEMORY_DEVICE, 2, FWDMETA_DEFAULT, 0));
     graph.Begin(CaptureStream());
     fwdmeta_batch_t c = inputs.batch();

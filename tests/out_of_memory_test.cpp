@@ -12,15 +12,17 @@ namespace {
 int allocations_left = -1;  // negative: as many as are asked for
 }
 
-void* operator new(std::size_t size) {
+// Exported, so that the library calls them too.
+#define FWDMETA_TEST_EXPORT __attribute__((visibility("default"), used))
+FWDMETA_TEST_EXPORT void* operator new(std::size_t size) {
   if (allocations_left == 0) throw std::bad_alloc();
   if (allocations_left > 0) --allocations_left;
   void* memory = std::malloc(size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+FWDMETA_TEST_EXPORT void operator delete(void* memory) noexcept { std::free(memory); }
+FWDMETA_TEST_EXPORT void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
