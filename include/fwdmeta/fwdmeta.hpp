@@ -8,9 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace fwdmeta {
@@ -71,6 +73,10 @@ class Span {
  public:
   Span() = default;
   Span(T* data, std::size_t size) noexcept : data_(data), size_(size) {}
+  // Of a container or an array, which must outlive it.
+  template <class C, class Data = decltype(std::data(std::declval<C&>())),
+            class = std::enable_if_t<std::is_convertible_v<std::remove_pointer_t<Data> (*)[], T (*)[]>>>
+  Span(C&& container) noexcept : data_(std::data(container)), size_(std::size(container)) {}
   T* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
   bool empty() const noexcept { return size_ == 0; }

@@ -1,0 +1,41 @@
+# cmake -DPAGE=... -DSOURCE=... -DEXAMPLE=... -P: runs EXAMPLE, which must end with 0. Fails unless every C block of the
+# page is a part of SOURCE, and every text block a part of what EXAMPLE prints.
+cmake_minimum_required(VERSION 3.25)
+
+execute_process(COMMAND ${EXAMPLE} OUTPUT_VARIABLE output ERROR_VARIABLE errors RESULT_VARIABLE result TIMEOUT 60)
+message("${output}${errors}")
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "${EXAMPLE} ended with ${result}")
+endif()
+
+file(READ ${SOURCE} source)
+file(READ ${PAGE} page)
+
+# Each block begins with ```LANGUAGE and ends with ```, both at the start of a line.
+function(check_blocks language text where)
+  set(rest "${page}")
+  set(begin "\n```${language}\n")
+  string(LENGTH "${begin}" skip)
+  set(count 0)
+  while(TRUE)
+    string(FIND "${rest}" "${begin}" first)
+    if(first LESS 0)
+      break()
+    endif()
+    math(EXPR first "${first} + ${skip}")
+    string(SUBSTRING "${rest}" ${first} -1 rest)
+    string(FIND "${rest}" "\n```" length)
+    string(SUBSTRING "${rest}" 0 ${length} block)
+    string(FIND "${text}" "${block}" found)
+    if(found LESS 0)
+      message(FATAL_ERROR "${PAGE} shows what is not in ${where}:\n${block}")
+    endif()
+    math(EXPR count "${count} + 1")
+  endwhile()
+  if(count EQUAL 0)
+    message(FATAL_ERROR "${PAGE} has no block of ${language}")
+  endif()
+endfunction()
+
+check_blocks(c "${source}" ${SOURCE})
+check_blocks(text "${output}" "the output of ${EXAMPLE}")
