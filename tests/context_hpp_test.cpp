@@ -441,6 +441,43 @@ TEST(Slices, ArePlanned) {
   ExpectError(FWDMETA_INVALID_ARGUMENT, "17", [&] { (void)fwdmeta::plan_slices(args); });
 }
 
+// A prompt of 6 tokens in slices of 4 and 2.
+TEST(Slicing, BuildsAMetaForEachSlice) {
+  fwdmeta::Config config;
+  config.backend = FWDMETA_BACKEND_HOST;
+  config.max_batch_size = 2;
+  config.max_num_tokens = config.max_model_len = 16;
+  config.num_q_heads = config.num_kv_heads = 1;
+  config.max_metas = 1;
+  fwdmeta::Slicer slicer(config, 3);
+  const int32_t encoder = 6, decoder = 0, this_time = 6;
+  fwdmeta::Batch batch;
+  batch.batch_size = 1;
+  batch.num_padded_tokens = 8;
+  batch.seq_lens_encoder = &encoder;
+  batch.seq_lens_decoder = &decoder;
+  batch.seq_lens_this_time = &this_time;
+  {
+    const fwdmeta::SliceMetas metas = slicer.build(batch, 2);
+    ASSERT_EQ(2u, metas.size());
+    EXPECT_EQ(4, metas[0].wait().num_tokens);
+    EXPECT_EQ(0, metas[0].wait().num_output_tokens);
+    EXPECT_EQ(2, metas[1].wait().num_tokens);
+    EXPECT_EQ(1, metas[1].wait().num_output_tokens);
+    ExpectError(FWDMETA_BUSY, "1 meta handles", [&] { (void)slicer.build(batch, 2); });
+  }
+  EXPECT_EQ(3u, slicer.build(batch, 3, 2).size()) << "the views end with what holds them";
+  slicer.enqueue(batch, 1, 1);
+  fwdmeta::BuilderInfo info;
+  fwdmeta::check(fwdmeta_builder_get_info(slicer.builder(0), &info));
+  EXPECT_EQ(3, info.last_step);
+  ExpectError(FWDMETA_OUT_OF_RANGE, "3", [&] { (void)slicer.builder(3); });
+  ExpectError(FWDMETA_INVALID_ARGUMENT, "17", [&] { fwdmeta::Slicer(config, 17); });
+  fwdmeta::Slicer moved = std::move(slicer);
+  EXPECT_FALSE(slicer);
+  EXPECT_TRUE(moved);
+}
+
 // ---- layers
 
 TEST(Layers, AreAddedAndFound) {

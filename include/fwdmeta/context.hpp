@@ -303,6 +303,57 @@ inline void slice_lengths(const fwdmeta_slice_args_t& args, const fwdmeta_slice_
   return out;
 }
 
+// The views of a step's slices, by value: there are at most 16.
+class SliceMetas {
+ public:
+  std::size_t size() const noexcept { return static_cast<std::size_t>(count_); }
+  Meta* begin() noexcept { return metas_; }
+  Meta* end() noexcept { return metas_ + count_; }
+  const Meta* begin() const noexcept { return metas_; }
+  const Meta* end() const noexcept { return metas_ + count_; }
+  Meta& operator[](std::size_t i) noexcept { return metas_[i]; }
+  const Meta& operator[](std::size_t i) const noexcept { return metas_[i]; }
+
+ private:
+  friend class Slicer;
+
+  Meta metas_[FWDMETA_MAX_SLICES];
+  int64_t count_ = 0;
+};
+
+class Slicer : public detail::Handle<&fwdmeta_slicer_destroy> {
+ public:
+  using Handle::Handle;
+  explicit Slicer(const fwdmeta_config_t& config, int64_t max_slices) : Handle(create(config, max_slices)) {}
+
+  // Enqueues the builds of the slices and returns the views of their step.
+  [[nodiscard]] SliceMetas build(const fwdmeta_batch_t& batch, int64_t num_slices, int64_t split = FWDMETA_DEFAULT) {
+    fwdmeta_meta_t metas[FWDMETA_MAX_SLICES];
+    check(fwdmeta_build_slices(handle(), &batch, num_slices, split, metas));
+    SliceMetas out;
+    out.count_ = num_slices;
+    for (int64_t i = 0; i < num_slices; ++i) out.metas_[i].reset(metas[i]);
+    return out;
+  }
+  // The same without views.
+  void enqueue(const fwdmeta_batch_t& batch, int64_t num_slices, int64_t split = FWDMETA_DEFAULT) {
+    check(fwdmeta_build_slices(handle(), &batch, num_slices, split, nullptr));
+  }
+  // The slicer's own, for the calls in C.
+  [[nodiscard]] fwdmeta_builder_t builder(int64_t slice) const {
+    fwdmeta_builder_t builder = 0;
+    check(fwdmeta_slicer_get_builder(handle(), slice, &builder));
+    return builder;
+  }
+
+ private:
+  static fwdmeta_slicer_t create(const fwdmeta_config_t& config, int64_t max_slices) {
+    fwdmeta_slicer_t slicer = 0;
+    check(fwdmeta_slicer_create(&config, max_slices, &slicer));
+    return slicer;
+  }
+};
+
 // ---- layers
 
 struct Layer {
