@@ -10,6 +10,10 @@ tar -C "$source" -cf - --anchored --exclude='./build*' --exclude=./.git \
   --exclude="./$(realpath --relative-to="$source" "$binary")" . | tar -C "$folder/sources" -xf -
 
 unset LD_LIBRARY_PATH PKG_CONFIG_PATH CMAKE_PREFIX_PATH CMAKE_GENERATOR DESTDIR CC CXX CFLAGS CXXFLAGS
+if command -v ccache >/dev/null; then
+  CCACHE_DIR=$(ccache --get-config cache_dir) # of the real home: what the sources' own build has left there
+  export CCACHE_DIR
+fi
 export HOME=$folder/home PATH=$folder/bin:$PATH
 export FWDMETA_CUDA=OFF # a third of the time; the commands are the same
 # Who is not root becomes it here, and dpkg acts on a root of its own, which lacks all that a package depends on.
