@@ -71,7 +71,7 @@ with_pkg_config() {
 check_install_of_parent() {
   "$CMAKE" --install "$scratch/build" --prefix "$scratch/without" 2>&1
   expect "installed by the project alone" "" "$(find "$scratch/without" -type f 2>/dev/null)"
-  configure "$@" -DFWDMETA_INSTALL=ON >/dev/null
+  configure -DFWDMETA_INSTALL=ON >/dev/null
   "$CMAKE" --build "$scratch/build" --parallel 2
   "$CMAKE" --install "$scratch/build" --prefix "$scratch/with" >/dev/null
   rm -rf "$scratch/build"
