@@ -3,7 +3,8 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/.ci/setup.sh"
 
-ensure_packages build-essential cmake ninja-build libspdlog-dev libcli11-dev nlohmann-json3-dev libgtest-dev
+ensure_packages build-essential cmake ninja-build libspdlog-dev libcli11-dev nlohmann-json3-dev libgtest-dev \
+  ccache pkg-config groff-base
 configure -DFWDMETA_BUILD_TESTS=ON
 compile
 

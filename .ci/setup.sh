@@ -4,6 +4,8 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$root/build
 jobs=${JOBS:-$(nproc)}
+# With ccache: what one copy of the sources has compiled serves another, as that which the tests make.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 say() { printf '== %s\n' "$*"; }
 die() {
@@ -22,6 +24,9 @@ have() {
     nlohmann-json3-dev) have_header nlohmann/json.hpp ;;
     libgtest-dev) have_header gtest/gtest.h ;;
     libbenchmark-dev) have_header benchmark/benchmark.h ;;
+    ccache) command -v ccache ;;
+    pkg-config) command -v pkg-config ;;
+    groff-base) command -v groff ;;
     *) dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed ;;
   esac >/dev/null
 }

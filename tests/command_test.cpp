@@ -42,6 +42,22 @@ TEST(Command, ExplainsItself) {
   }
 }
 
+// What packages are made with is no command of a user: the help leaves it out. Its content has tests of its own.
+TEST(Command, PrintsItsCompletionAndItsManualPage) {
+  for (const char* arguments : {"completion bash", "man"}) {
+    const Outcome outcome = fwdmeta(arguments);
+    EXPECT_EQ(outcome.status, 0) << arguments;
+    EXPECT_NE(outcome.out.find("inspect"), std::string::npos) << arguments;
+    EXPECT_EQ(outcome.err, "") << arguments;
+  }
+  EXPECT_EQ(fwdmeta("--help").out.find("completion"), std::string::npos);
+  for (const char* arguments : {"completion", "completion zsh", "man 1"}) {
+    const Outcome outcome = fwdmeta(arguments);
+    EXPECT_EQ(outcome.status, 2) << arguments;
+    EXPECT_EQ(outcome.out, "") << arguments;
+  }
+}
+
 TEST(Command, RefusesWrongUsage) {
   for (const char* arguments :
        {"", "frobnicate", "inspect", "replay", "slices", "slices - -", "slices - --full", "inspect - --format yaml",

@@ -17,6 +17,7 @@
 #include "replay.h"
 #include "slices.h"
 #include "trace.h"
+#include "usage.h"
 
 namespace fwdmeta::command {
 
@@ -242,6 +243,20 @@ struct SlicesCommand {
   }
 };
 
+// Two commands that the installation is made with. Those of the empty group are left out of --help.
+struct InstallationCommands {
+  std::string shell;
+  const CLI::App* completion = nullptr;
+  const CLI::App* man = nullptr;
+
+  void add_to(CLI::App& app) {
+    CLI::App* command = app.add_subcommand("completion", "Print the completion script of a shell")->group("");
+    command->add_option("SHELL", shell, "bash")->required()->check(CLI::IsMember({"bash"}));
+    completion = command;
+    man = app.add_subcommand("man", "Print the manual page as troff source")->group("");
+  }
+};
+
 int run(int argc, char** argv) {
   CLI::App app("The forward metadata of LLM serving steps, from the command line.", "fwdmeta");
   app.set_version_flag("--version", version());
@@ -251,11 +266,13 @@ int run(int argc, char** argv) {
   GraphsCommand graphs_command;
   RanksCommand ranks_command;
   SlicesCommand slices_command;
+  InstallationCommands installation_commands;
   const CLI::App* inspect_app = inspect_command.add_to(app);
   replay_command.add_to(app);
   const CLI::App* graphs_app = graphs_command.add_to(app);
   const CLI::App* ranks_app = ranks_command.add_to(app);
   const CLI::App* slices_app = slices_command.add_to(app);
+  installation_commands.add_to(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -265,6 +282,8 @@ int run(int argc, char** argv) {
   if (graphs_app->parsed()) return graphs_command.run();
   if (ranks_app->parsed()) return ranks_command.run();
   if (slices_app->parsed()) return slices_command.run();
+  if (installation_commands.completion->parsed()) return print(bash_completion(app), 0);
+  if (installation_commands.man->parsed()) return print(man_page(app, version()), 0);
   return replay_command.run();
 }
 
