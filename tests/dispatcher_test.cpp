@@ -1459,32 +1459,44 @@ TEST(Dispatch, AgreesWithASlowModel) {
   EXPECT_EQ(seen.size(), 16u) << "the random batches miss an outcome";
 }
 
-// As n grows, so does the graph, and a uniform graph divides evenly.
+// As n grows, so does the graph, and what has outgrown a mode does not come back to it. A uniform graph divides evenly.
 TEST(Dispatch, IsMonotoneAndDividesEvenly) {
   RandomGraphs random;
   fwdmeta_log_set_level(FWDMETA_LOG_ERROR);
-  for (int round = 0; round < 100; ++round) {
+  int hits[3] = {}, uniform = 0;
+  for (int round = 0; round < 300; ++round) {
     const GraphConfig setup = random.MakeSetup();
     const Dispatcher dispatch(setup);
-    for (const int64_t q : setup.query_lens) {
-      int64_t largest[3] = {};
-      for (int64_t n = q; n <= 300; n += q) {
-        const fwdmeta_dispatch_args_t args = ToC({n, std::min(n / q, setup.max_num_seqs), q});
+    Sizes query_lens = setup.query_lens;
+    query_lens.push_back(0);  // no uniform decode
+    for (const int64_t q : query_lens) {
+      const int64_t step = std::max<int64_t>(q, 1);
+      int64_t largest = 0;
+      fwdmeta_graph_mode_t mode = FWDMETA_GRAPH_FULL;
+      for (int64_t n = step; n <= 300; n += step) {
+        const fwdmeta_dispatch_args_t args = ToC({n, std::min(n / step, setup.max_num_seqs), q});
         fwdmeta_dispatch_result_t result = FWDMETA_DISPATCH_RESULT_INITIALIZER;
         ASSERT_OK(fwdmeta_dispatch(dispatch.handle(), &args, &result));
         const fwdmeta_batch_descriptor_t& d = result.descriptor;
         ASSERT_GE(d.num_tokens, n);
-        ASSERT_GE(d.num_tokens, largest[result.mode]);
-        largest[result.mode] = d.num_tokens;
-        if (result.mode != FWDMETA_GRAPH_FULL) continue;
-        ASSERT_GE(d.num_reqs, args.num_reqs);
-        if (d.uniform) {
-          ASSERT_EQ(d.num_tokens, d.num_reqs * q);
+        ASSERT_LE(result.mode, mode);
+        if (result.mode == mode) {
+          ASSERT_GE(d.num_tokens, largest);
         }
+        mode = result.mode;
+        largest = d.num_tokens;
+        ++hits[mode];
+        if (mode != FWDMETA_GRAPH_FULL) continue;
+        ASSERT_GE(d.num_reqs, args.num_reqs);
+        if (d.uniform == 0) continue;
+        ASSERT_EQ(d.num_tokens, d.num_reqs * q);
+        ++uniform;
       }
     }
   }
   fwdmeta_log_set_level(FWDMETA_LOG_WARN);
+  for (const int count : hits) EXPECT_GT(count, 1000);
+  EXPECT_GT(uniform, 1000);
 }
 
 }  // namespace
