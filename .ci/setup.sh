@@ -1,4 +1,5 @@
-# Sourced by demo.sh and test.sh: installs what is missing, finds the CUDA compiler, configures and builds into build/.
+# Sourced by demo.sh, test.sh and the scripts here: installs what is missing, finds the CUDA compiler, configures and
+# builds into build/, or where $build says.
 # Environment: FWDMETA_CUDA=OFF leaves the CUDA backend out even where nvcc is; JOBS sets the number of parallel jobs.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -81,14 +82,15 @@ configure() {
   # A build folder that was moved here or made by another generator cannot be configured again.
   if [ -e "$cache" ] && ! { grep -qxF "CMAKE_GENERATOR:INTERNAL=Ninja" "$cache" &&
     grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$cache"; }; then
-    say "build/ is from another place or generator: configuring afresh"
+    say "${build##*/}/ is from another place or generator: configuring afresh"
     args+=(--fresh)
   fi
-  say "configuring build/"
+  say "configuring ${build##*/}/"
   cmake "${args[@]}" || die "configuring failed${nvcc:+; FWDMETA_CUDA=OFF $0 builds without $nvcc}"
 }
 
+# compile CMAKE_BUILD_ARGUMENT...
 compile() {
   say "building with $jobs jobs"
-  cmake --build "$build" --parallel "$jobs"
+  cmake --build "$build" --parallel "$jobs" "$@"
 }

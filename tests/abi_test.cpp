@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fwdmeta.h"
+#include "loaded_library.h"
 
 extern "C" int fwdmeta_test_header_as_c(void);
 int fwdmeta_test_header_as_cpp();
@@ -34,6 +35,7 @@ FWDMETA_TEST_EXPORT fwdmeta_status_t fwdmeta_counts_wait(fwdmeta_builder_t, int6
   std::abort();
 }
 
+namespace fwdmeta_test {
 namespace {
 
 TEST(Abi, HeadersInStrictCAndCpp) {
@@ -133,23 +135,6 @@ TEST(Abi, NeedsTheSystemsLibrariesAlone) {
   }
 }
 
-// The library by its functions' addresses.
-class Loaded {
- public:
-  Loaded(const std::string& path, int flags) : handle_(dlopen(path.c_str(), flags)) {
-    EXPECT_NE(nullptr, handle_) << dlerror();
-  }
-  template <typename F>
-  F* Get(const char* name, F*) const {
-    return reinterpret_cast<F*>(dlsym(handle_, name));
-  }
-  void* handle() const { return handle_; }
-
- private:
-  void* handle_;  // never closed: its threads may still end builders
-};
-#define CALL(library, function) (library).Get(#function, &(function))
-
 // Builds two slots on the host backend through `library` and checks what comes back.
 void BuildThrough(const Loaded& library) {
   ASSERT_NE(nullptr, library.handle());
@@ -229,3 +214,4 @@ TEST(Abi, B88_TwoCopiesInOneProcess) {
 }
 
 }  // namespace
+}  // namespace fwdmeta_test

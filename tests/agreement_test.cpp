@@ -1,48 +1,17 @@
 // The agreement of data-parallel ranks: the contract's rules, vLLM's table of synchronised ranks, the public bugs, and
 // what has to hold for any table: every rank concludes the same.
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <numeric>
-#include <random>
 
-#include "harness.h"
+#include "random_ranks.h"
 
 namespace fwdmeta_test {
 namespace {
 
 constexpr fwdmeta_graph_mode_t kNone = FWDMETA_GRAPH_NONE, kPiecewise = FWDMETA_GRAPH_PIECEWISE,
                                kFull = FWDMETA_GRAPH_FULL;
-
-class Dispatcher {
- public:
-  Dispatcher(std::vector<int64_t> sizes, int64_t max_num_seqs, std::vector<int64_t> query_lens,
-             fwdmeta_graph_mode_t mode = FWDMETA_GRAPH_FULL_AND_PIECEWISE) {
-    fwdmeta_dispatcher_config_t config = FWDMETA_DISPATCHER_CONFIG_INITIALIZER;
-    config.mode = mode;
-    config.max_num_seqs = max_num_seqs;
-    config.max_num_tokens = 8192;
-    config.capture_sizes = sizes.data();
-    config.num_capture_sizes = static_cast<int64_t>(sizes.size());
-    config.query_lens = query_lens.data();
-    config.num_query_lens = static_cast<int64_t>(query_lens.size());
-    EXPECT_OK(fwdmeta_dispatcher_create(&config, &handle_));
-    EXPECT_OK(fwdmeta_dispatcher_mark_captured(handle_, nullptr));
-  }
-  ~Dispatcher() { EXPECT_OK(fwdmeta_dispatcher_destroy(handle_)); }
-  Dispatcher(const Dispatcher&) = delete;
-  Dispatcher& operator=(const Dispatcher&) = delete;
-  fwdmeta_dispatcher_t handle() const { return handle_; }
-
- private:
-  fwdmeta_dispatcher_t handle_ = 0;
-};
-
-using Rows = std::vector<fwdmeta_rank_row_t>;
-
-fwdmeta_rank_row_t Row(int64_t tokens, int64_t reqs, int32_t query_len = 0, fwdmeta_graph_mode_t max_mode = kFull,
-                       int32_t wants_slices = 0) {
-  return {tokens, reqs, 0xabcdef, 7, max_mode, query_len, wants_slices, {}};
-}
 
 struct Agreed {
   fwdmeta_status_t status;
@@ -71,7 +40,7 @@ Agreed Agree(const Dispatcher& dispatcher, const Rows& rows, int64_t num_slices 
 
 // vllm.md §2.4, the table of V1's synchronisation, with the values of the contract. Requests of one token each.
 TEST(Agreement, V1Table) {
-  const Dispatcher both({1, 2, 4, 8, 16, 24, 32, 40, 48, 64}, 1024, {1});
+  const Dispatcher both({{1, 2, 4, 8, 16, 24, 32, 40, 48, 64}, 1024, {1}});
   const auto row = [](int64_t n, int32_t wants, int32_t mode) { return Row(n, n, 1, mode, wants); };
   EXPECT_EQ("FULL [8,8] q1 r8", Agree(both, {row(3, 0, 2), row(7, 0, 2)}).Text());
   EXPECT_EQ("PIECEWISE [8,8] q1 r-1 NOT_ALLOWED", Agree(both, {row(3, 0, 2), row(7, 0, 1)}).Text());
@@ -85,7 +54,7 @@ TEST(Agreement, V1Table) {
 
 // vllm.md §2.4, last_empty(o, p, k): sliced is its contrary. Eager, so that M is the largest count itself.
 TEST(Agreement, LastSliceOfEveryRankHasTokens) {
-  const Dispatcher none({}, 1024, {1}, kNone);
+  const Dispatcher none({{}, 1024, {1}, kNone});
   struct Case {
     int64_t least, largest, slices;
     bool empty;
@@ -109,7 +78,7 @@ TEST(Agreement, LastSliceOfEveryRankHasTokens) {
 
 // The example of the command's format: 12 tokens of 4 requests of 3, and others.
 TEST(Agreement, MixedBatchesAreNotUniform) {
-  const Dispatcher both({1, 2, 4, 8, 16}, 8, {1, 3});
+  const Dispatcher both({{1, 2, 4, 8, 16}, 8, {1, 3}});
   EXPECT_EQ("PIECEWISE [16,16] q0 r-1 NOT_UNIFORM", Agree(both, {Row(12, 4, 3), Row(9, 2)}).Text());
   EXPECT_EQ("PIECEWISE [16,16] q0 r-1 NOT_UNIFORM", Agree(both, {Row(12, 4, 3), Row(3, 3, 1)}).Text());
   EXPECT_EQ("PIECEWISE [16,16] q3 r-1 NO_FULL_SIZE", Agree(both, {Row(12, 4, 3), Row(3, 1, 3)}).Text());
@@ -118,40 +87,40 @@ TEST(Agreement, MixedBatchesAreNotUniform) {
 
 TEST(Agreement, Bugs) {
   {  // B64: a rank without tokens takes part, and runs 40 padded ones.
-    const Dispatcher both({1, 2, 4, 8, 16, 24, 32, 40}, 64, {1});
+    const Dispatcher both({{1, 2, 4, 8, 16, 24, 32, 40}, 64, {1}});
     EXPECT_EQ("PIECEWISE [40,40] q0 r-1 NOT_UNIFORM", Agree(both, {Row(0, 0), Row(37, 5)}).Text());
     EXPECT_EQ("FULL [40,40] q1 r40", Agree(both, {Row(0, 0), Row(37, 37, 1)}).Text());
   }
   {  // B65: the graph is that of the largest count.
-    const Dispatcher both({1, 2, 4, 8, 16}, 64, {1});
+    const Dispatcher both({{1, 2, 4, 8, 16}, 64, {1}});
     EXPECT_EQ("FULL [16,16] q1 r16", Agree(both, {Row(3, 3, 1), Row(9, 9, 1)}).Text());
   }
   {  // B67: 16 ranks of 32 tokens are 512 in all, but 32 is what graphs go by.
-    const Dispatcher both({32, 160}, 160, {1});
+    const Dispatcher both({{32, 160}, 160, {1}});
     const Agreed agreed = Agree(both, Rows(16, Row(32, 32, 1)));
     EXPECT_EQ(kFull, agreed.c.mode);
     EXPECT_EQ(std::vector<int64_t>(16, 32), agreed.tokens);
     EXPECT_EQ(512, std::accumulate(agreed.tokens.begin(), agreed.tokens.end(), int64_t{0}));
   }
   {  // #35376: an idle rank does not demote the others, whatever its row says besides.
-    const Dispatcher both({1, 2, 4, 8, 16}, 8, {4});
+    const Dispatcher both({{1, 2, 4, 8, 16}, 8, {4}});
     EXPECT_EQ("FULL [8,8] q4 r2", Agree(both, {Row(8, 2, 4), Row(0, 99, 1, kNone)}).Text());
   }
 }
 
 TEST(Agreement, AllIdleIsSkipped) {
-  const Dispatcher both({1, 2, 4}, 8, {1});
+  const Dispatcher both({{1, 2, 4}, 8, {1}});
   const Agreed agreed = Agree(both, {Row(0, 5, 3, kNone, 1), Row(0, 0, 1, kFull, 1)});
   EXPECT_EQ("NONE [0,0] q0 r-1 skip ZERO_TOKENS", agreed.Text());
   EXPECT_EQ(-1, agreed.c.mismatch_rank);
   const fwdmeta_batch_descriptor_t nothing = {0, -1, 0, 0, 0};
   EXPECT_EQ(1, fwdmeta_batch_descriptor_equal(&nothing, &agreed.c.descriptor));
-  EXPECT_EQ("NONE [0] q0 r-1 skip ZERO_TOKENS", Agree(Dispatcher({}, 8, {1}, kNone), {Row(0, 0)}).Text());
+  EXPECT_EQ("NONE [0] q0 r-1 skip ZERO_TOKENS", Agree(Dispatcher({{}, 8, {1}, kNone}), {Row(0, 0)}).Text());
 }
 
 // Rule 4: T of one rank and R of another, which are no uniform batch together.
 TEST(Agreement, QueryLenFallsToZeroWhereCountsDoNotFit) {
-  const Dispatcher both({1, 2, 4, 8, 16}, 8, {2});
+  const Dispatcher both({{1, 2, 4, 8, 16}, 8, {2}});
   EXPECT_EQ("PIECEWISE [8,8] q0 r-1 NOT_UNIFORM", Agree(both, {Row(7, 2, 2), Row(4, 2, 2)}).Text());
   EXPECT_EQ("PIECEWISE [8,8] q0 r-1 NOT_UNIFORM", Agree(both, {Row(6, 3, 2), Row(4, 4, 2)}).Text());
   EXPECT_EQ("FULL [8,8] q2 r4", Agree(both, {Row(6, 1, 2), Row(6, 3, 2)}).Text());
@@ -174,7 +143,7 @@ TEST(Agreement, LorasDoNotEnter) {
 }
 
 TEST(Agreement, MismatchNamesTheLowestRank) {
-  const Dispatcher both({1, 2, 4}, 8, {1});
+  const Dispatcher both({{1, 2, 4}, 8, {1}});
   const Rows good(5, Row(2, 2, 1));
   const auto rank = [&](const std::function<void(Rows*)>& change) {
     Rows rows = good;
@@ -193,7 +162,7 @@ TEST(Agreement, MismatchNamesTheLowestRank) {
 }
 
 TEST(Agreement, Refuses) {
-  const Dispatcher both({1, 2, 4, 8}, 4, {1});
+  const Dispatcher both({{1, 2, 4, 8}, 4, {1}});
   const Rows good = {Row(2, 2, 1), Row(3, 3, 1)};
   const auto refused = [&](const std::function<void(fwdmeta_rank_row_t*)>& change) {
     Rows rows = good;
@@ -287,50 +256,24 @@ void ExpectRules(const Dispatcher& rank, const Rows& rows, int64_t k, const Agre
 
 // 10,000 tables of 1 to 4096 ranks.
 TEST(Agreement, AnyTableInAnyOrder) {
-  std::mt19937_64 random(20260102);
-  const auto between = [&](int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(random() % static_cast<uint64_t>(most - least + 1));
-  };
   struct Pair {
+    explicit Pair(const GraphSetup& setup) : one(setup), other(setup) {}
     Dispatcher one, other;
-    Pair(const std::vector<int64_t>& sizes, const std::vector<int64_t>& query_lens, fwdmeta_graph_mode_t mode)
-        : one(sizes, 64, query_lens, mode), other(sizes, 64, query_lens, mode) {}
   };
-  const Pair pairs[] = {{{1, 2, 4, 8, 16, 32, 64, 128}, {1, 2, 3}, FWDMETA_GRAPH_FULL_AND_PIECEWISE},
-                        {{1, 2, 4, 8, 16, 32, 64}, {1, 3}, FWDMETA_GRAPH_FULL_DECODE_ONLY},
-                        {{4, 8, 40}, {1}, kFull},
-                        {{8, 64, 200}, {1}, kPiecewise},
-                        {{}, {1}, kNone}};
+  std::deque<Pair> pairs;
+  for (const GraphSetup& setup : RandomSetups()) pairs.emplace_back(setup);
+  RandomTables tables;
   int sliced = 0, skipped = 0, modes[3] = {};
   for (int round = 0; round < 10000; ++round) {
-    const Pair& pair = pairs[round % 5];
-    const int64_t ranks = round % 500 == 0 ? 4096 : between(1, int64_t{1} << between(0, 12));
-    // What most ranks of the table have in common.
-    const int32_t query_len = static_cast<int32_t>(between(0, 3));
-    const bool eager = between(0, 3) == 0, want = between(0, 2) > 0, some_idle = between(0, 3) == 0;
-    const int64_t least = between(0, 1) == 0 ? 1 : 33, most = between(least, 64);
-    const int64_t odd_one_in = between(0, 1) == 0 ? 1 << 20 : ranks;
-    Rows rows;
-    for (int64_t i = 0; i < ranks; ++i) {
-      const int64_t reqs = between(least, most);
-      fwdmeta_rank_row_t row = Row(reqs * std::max(query_len, 1), reqs, query_len, eager ? kNone : kFull, want);
-      if (between(1, odd_one_in) == 1) {
-        row = Row(between(0, 100), between(0, 64), static_cast<int32_t>(between(0, 3)),
-                  static_cast<int32_t>(between(0, 2)), static_cast<int32_t>(between(0, 1)));
-      }
-      if (some_idle && between(0, 3) == 0) row.num_tokens = row.num_reqs = 0;
-      rows.push_back(row);
-    }
-    if (round % 97 == 0) {
-      for (auto& row : rows) row.num_tokens = 0;
-    }
-    const int64_t k = between(1, 4);
+    const Pair& pair = pairs[round % pairs.size()];
+    const Rows rows = tables.Next();
+    const int64_t k = tables.Between(1, 4);
     const Agreed agreed = Agree(pair.one, rows, k);
     ASSERT_EQ(FWDMETA_OK, agreed.status) << fwdmeta_last_error();
     ASSERT_NO_FATAL_FAILURE(ExpectRules(pair.other, rows, k, agreed)) << "round " << round;
     std::vector<size_t> order(rows.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    std::shuffle(order.begin(), order.end(), random);
+    std::shuffle(order.begin(), order.end(), tables.random());
     Rows permuted;
     for (const size_t i : order) permuted.push_back(rows[i]);
     const Agreed again = Agree(pair.other, permuted, k);

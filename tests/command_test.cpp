@@ -34,11 +34,20 @@ TEST(Command, PrintsItsVersion) {
   EXPECT_EQ(outcome.out, "fwdmeta 0.1.0\n");
 }
 
+constexpr const char* kSubcommands[] = {"inspect", "replay", "graphs", "ranks", "slices"};
+
 TEST(Command, ExplainsItself) {
-  for (const char* arguments : {"--help", "inspect --help", "replay --help", "slices --help"}) {
-    const Outcome outcome = fwdmeta(arguments);
-    EXPECT_EQ(outcome.status, 0) << arguments;
-    EXPECT_NE(outcome.out.find("fwdmeta"), std::string::npos) << arguments;
+  const Outcome whole = fwdmeta("--help");
+  EXPECT_EQ(whole.status, 0);
+  for (const std::string subcommand : kSubcommands) {
+    SCOPED_TRACE(subcommand);
+    EXPECT_NE(whole.out.find("\n  " + subcommand + " "), std::string::npos) << whole.out;
+    const Outcome outcome = fwdmeta(subcommand + " --help");
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.err, "");
+    for (const auto& fragment : {"fwdmeta " + subcommand, std::string("--format"), std::string("--backend")}) {
+      EXPECT_NE(outcome.out.find(fragment), std::string::npos) << fragment << " in\n" << outcome.out;
+    }
   }
 }
 
@@ -59,11 +68,30 @@ TEST(Command, PrintsItsCompletionAndItsManualPage) {
 }
 
 TEST(Command, RefusesWrongUsage) {
-  for (const char* arguments :
-       {"", "frobnicate", "inspect", "replay", "slices", "slices - -", "slices - --full", "inspect - --format yaml",
-        "inspect - --backend tpu", "inspect - -", "replay - --max-batch 0", "replay - --max-batch 1.5",
-        "replay - --max-batch 010x", "replay - --spec -1", "replay - --steps 9223372036854775808",
-        "replay - --pool-blocks 2147483648", "replay - --chunk"}) {
+  for (const char* arguments : {"",
+                                "frobnicate",
+                                "inspect",
+                                "replay",
+                                "graphs",
+                                "ranks",
+                                "slices",
+                                "graphs - -",
+                                "ranks - -",
+                                "slices - -",
+                                "graphs - --steps 1",
+                                "ranks - --capacities",
+                                "slices - --full",
+                                "graphs - --format yaml",
+                                "inspect - --format yaml",
+                                "inspect - --backend tpu",
+                                "inspect - -",
+                                "replay - --max-batch 0",
+                                "replay - --max-batch 1.5",
+                                "replay - --max-batch 010x",
+                                "replay - --spec -1",
+                                "replay - --steps 9223372036854775808",
+                                "replay - --pool-blocks 2147483648",
+                                "replay - --chunk"}) {
     const Outcome outcome = fwdmeta(arguments, small_batch().dump());
     EXPECT_EQ(outcome.status, 2) << arguments;
     EXPECT_EQ(outcome.out, "") << arguments;
@@ -72,8 +100,9 @@ TEST(Command, RefusesWrongUsage) {
 }
 
 TEST(Command, NamesAFileThatIsNotThere) {
-  expect_refused_input(fwdmeta("inspect /nonexistent/batch.json"), "/nonexistent/batch.json");
-  expect_refused_input(fwdmeta("replay /nonexistent/trace.csv"), "/nonexistent/trace.csv");
+  for (const std::string subcommand : kSubcommands) {
+    expect_refused_input(fwdmeta(subcommand + " /nonexistent/file"), "/nonexistent/file");
+  }
 }
 
 // -------------------------------------------------------------------------------------------------- inspect --

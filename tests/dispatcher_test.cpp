@@ -566,6 +566,26 @@ TEST(Dispatch, V1Table) {
   EXPECT_EQ((std::vector<std::string>{"PIECEWISE(16,-1,F)", "PIECEWISE(8,-1,F)", "PIECEWISE(4,-1,F)",
                                       "PIECEWISE(1,-1,F)", "FULL(8,8,T)", "FULL(4,4,T)", "FULL(1,1,T)"}),
             Dispatcher(Given({1, 4, 8, 16}, 8)).KeyTexts());
+  EXPECT_EQ((std::vector<std::string>{"FULL(8,8,T)", "FULL(4,4,T)", "FULL(1,1,T)"}),
+            Dispatcher(Given({1, 4, 8, 16}, 8).With(FWDMETA_GRAPH_FULL_DECODE_ONLY)).KeyTexts());
+  EXPECT_EQ(
+      (std::vector<std::string>{"PIECEWISE(16,-1,F)", "PIECEWISE(8,-1,F)", "PIECEWISE(4,-1,F)", "PIECEWISE(1,-1,F)"}),
+      Dispatcher(Given({1, 4, 8, 16}, 8).With(FWDMETA_GRAPH_PIECEWISE)).KeyTexts());
+}
+
+// vllm.md §2.1, the bucket of every number of tokens.
+TEST(Dispatch, Buckets) {
+  const std::pair<Sizes, Sizes> tables[] = {{{1, 2, 4, 8}, {0, 1, 2, 4, 4, 8, 8, 8, 8}},
+                                            {{3, 6, 9}, {0, 3, 3, 3, 6, 6, 6, 9, 9, 9}}};
+  for (const auto& [sizes, buckets] : tables) {
+    const Dispatcher dispatch(Given(sizes, 16).With(FWDMETA_GRAPH_PIECEWISE));
+    EXPECT_EQ("NONE(0,-1,F) ZERO_TOKENS", dispatch({0, 0}));
+    const int64_t last = static_cast<int64_t>(buckets.size()) - 1;
+    for (int64_t n = 1; n <= last; ++n) {
+      EXPECT_EQ("PIECEWISE(" + std::to_string(buckets[n]) + ",-1,F)", dispatch({n, 1})) << n;
+    }
+    EXPECT_EQ("NONE(" + std::to_string(last + 1) + ",-1,F) ABOVE_LARGEST", dispatch({last + 1, 1}));
+  }
 }
 
 TEST(Dispatch, V1FurtherRows) {
@@ -893,6 +913,24 @@ fwdmeta_dispatch_args_t FromLengths(const RoleBatch& batch, int64_t query_len) {
   return args;
 }
 
+struct Dummy {
+  fwdmeta_dummy_batch_t c = FWDMETA_DUMMY_BATCH_INITIALIZER;
+  std::vector<int32_t> encoder, decoder, this_time;
+  std::vector<int64_t> slots;
+  std::vector<uint8_t> padding;
+  Dummy(int64_t num_reqs, int64_t num_tokens, int64_t query_len, int64_t room = 64)
+      : encoder(room, 77), decoder(room, 77), this_time(room, 77), slots(room, 77), padding(room, 77) {
+    c.num_reqs = num_reqs;
+    c.num_tokens = num_tokens;
+    c.query_len = query_len;
+    c.seq_lens_encoder = encoder.data();
+    c.seq_lens_decoder = decoder.data();
+    c.seq_lens_this_time = this_time.data();
+    c.slot_mapping = slots.data();
+    c.is_padding = padding.data();
+  }
+};
+
 // B42: a prompt with the shape of a draft verification is no uniform decode.
 TEST(ArgsFromLengths, GoesByRole) {
   EXPECT_EQ(0, FromLengths({{4}, {4}}, 4).query_len);
@@ -923,6 +961,29 @@ TEST(ArgsFromLengths, V1Rows) {
   EXPECT_EQ(5, decode(std::vector<int32_t>(6, 5), 5));
   EXPECT_EQ(0, decode(std::vector<int32_t>(6, 5), 4));
   EXPECT_EQ(0, decode({5, 5, 5, 5, 5, 4, 1}, 5));
+}
+
+// vllm.md §2.6, the uniform count of V2: prompts of the shape of a decode are told from it by their state.
+TEST(ArgsFromLengths, V2Rows) {
+  const auto count = [](const std::vector<int32_t>& prompts, const std::vector<int32_t>& decodes) {
+    RoleBatch batch = {prompts, prompts};
+    batch.encoder.resize(prompts.size() + decodes.size());
+    batch.this_time.insert(batch.this_time.end(), decodes.begin(), decodes.end());
+    return FromLengths(batch, 8).query_len;
+  };
+  EXPECT_EQ(8, count({}, std::vector<int32_t>(6, 8)));
+  EXPECT_EQ(8, count({}, {8, 8}));
+  EXPECT_EQ(0, count({}, {8, 4}));  // a verification that was cut
+  EXPECT_EQ(0, count({8, 8}, std::vector<int32_t>(6, 8)));
+  EXPECT_EQ(0, FromLengths({{1}, {1}}, 1).query_len);
+  EXPECT_EQ(0, count({8}, {}));
+  Dummy dummy(4, kDefault, 8);
+  ASSERT_OK(fwdmeta_make_dummy(&dummy.c));
+  dummy.encoder.resize(4);
+  dummy.this_time.resize(4);
+  const fwdmeta_dispatch_args_t args = FromLengths({dummy.encoder, dummy.this_time}, 8);
+  EXPECT_EQ(8, args.query_len);
+  EXPECT_EQ(32, args.num_tokens);
 }
 
 TEST(ArgsFromLengths, LeavesTheRestAndRefuses) {
@@ -964,24 +1025,6 @@ TEST(ArgsFromLengths, LeavesTheRestAndRefuses) {
   EXPECT_OK(fwdmeta_dispatch_args_from_lengths(nullptr, nullptr, 0, 2, &args));
 }
 
-struct Dummy {
-  fwdmeta_dummy_batch_t c = FWDMETA_DUMMY_BATCH_INITIALIZER;
-  std::vector<int32_t> encoder, decoder, this_time;
-  std::vector<int64_t> slots;
-  std::vector<uint8_t> padding;
-  Dummy(int64_t num_reqs, int64_t num_tokens, int64_t query_len, int64_t room = 64)
-      : encoder(room, 77), decoder(room, 77), this_time(room, 77), slots(room, 77), padding(room, 77) {
-    c.num_reqs = num_reqs;
-    c.num_tokens = num_tokens;
-    c.query_len = query_len;
-    c.seq_lens_encoder = encoder.data();
-    c.seq_lens_decoder = decoder.data();
-    c.seq_lens_this_time = this_time.data();
-    c.slot_mapping = slots.data();
-    c.is_padding = padding.data();
-  }
-};
-
 TEST(MakeDummy, FloorOrCeilOfTheMeanNonDecreasing) {
   for (int64_t reqs = 1; reqs <= 9; ++reqs) {
     for (int64_t tokens = reqs; tokens <= 40; ++tokens) {
@@ -1009,6 +1052,20 @@ TEST(MakeDummy, FloorOrCeilOfTheMeanNonDecreasing) {
   EXPECT_EQ((std::vector<int32_t>{4, 4, 4, 77}),
             std::vector<int32_t>(uniform.this_time.begin(), uniform.this_time.begin() + 4));
   EXPECT_EQ(77, uniform.slots[12]);
+}
+
+// vllm.md §2.8.
+TEST(MakeDummy, VectorsOfVllm) {
+  std::vector<int32_t> ones_and_twos(256, 2);
+  std::fill_n(ones_and_twos.begin(), 16, 1);
+  const std::pair<int64_t, std::vector<int32_t>> rows[] = {
+      {496, ones_and_twos}, {512, std::vector<int32_t>(128, 4)}, {8, {2, 3, 3}}, {7, {7}}};
+  for (const auto& [tokens, lengths] : rows) {
+    Dummy dummy(static_cast<int64_t>(lengths.size()), tokens, 0, 512);
+    ASSERT_OK(fwdmeta_make_dummy(&dummy.c));
+    dummy.this_time.resize(lengths.size());
+    EXPECT_EQ(lengths, dummy.this_time);
+  }
 }
 
 TEST(MakeDummy, Refuses) {
@@ -1459,32 +1516,44 @@ TEST(Dispatch, AgreesWithASlowModel) {
   EXPECT_EQ(seen.size(), 16u) << "the random batches miss an outcome";
 }
 
-// As n grows, so does the graph, and a uniform graph divides evenly.
+// As n grows, so does the graph, and what has outgrown a mode does not come back to it. A uniform graph divides evenly.
 TEST(Dispatch, IsMonotoneAndDividesEvenly) {
   RandomGraphs random;
   fwdmeta_log_set_level(FWDMETA_LOG_ERROR);
-  for (int round = 0; round < 100; ++round) {
+  int hits[3] = {}, uniform = 0;
+  for (int round = 0; round < 300; ++round) {
     const GraphConfig setup = random.MakeSetup();
     const Dispatcher dispatch(setup);
-    for (const int64_t q : setup.query_lens) {
-      int64_t largest[3] = {};
-      for (int64_t n = q; n <= 300; n += q) {
-        const fwdmeta_dispatch_args_t args = ToC({n, std::min(n / q, setup.max_num_seqs), q});
+    Sizes query_lens = setup.query_lens;
+    query_lens.push_back(0);  // no uniform decode
+    for (const int64_t q : query_lens) {
+      const int64_t step = std::max<int64_t>(q, 1);
+      int64_t largest = 0;
+      fwdmeta_graph_mode_t mode = FWDMETA_GRAPH_FULL;
+      for (int64_t n = step; n <= 300; n += step) {
+        const fwdmeta_dispatch_args_t args = ToC({n, std::min(n / step, setup.max_num_seqs), q});
         fwdmeta_dispatch_result_t result = FWDMETA_DISPATCH_RESULT_INITIALIZER;
         ASSERT_OK(fwdmeta_dispatch(dispatch.handle(), &args, &result));
         const fwdmeta_batch_descriptor_t& d = result.descriptor;
         ASSERT_GE(d.num_tokens, n);
-        ASSERT_GE(d.num_tokens, largest[result.mode]);
-        largest[result.mode] = d.num_tokens;
-        if (result.mode != FWDMETA_GRAPH_FULL) continue;
-        ASSERT_GE(d.num_reqs, args.num_reqs);
-        if (d.uniform) {
-          ASSERT_EQ(d.num_tokens, d.num_reqs * q);
+        ASSERT_LE(result.mode, mode);
+        if (result.mode == mode) {
+          ASSERT_GE(d.num_tokens, largest);
         }
+        mode = result.mode;
+        largest = d.num_tokens;
+        ++hits[mode];
+        if (mode != FWDMETA_GRAPH_FULL) continue;
+        ASSERT_GE(d.num_reqs, args.num_reqs);
+        if (d.uniform == 0) continue;
+        ASSERT_EQ(d.num_tokens, d.num_reqs * q);
+        ++uniform;
       }
     }
   }
   fwdmeta_log_set_level(FWDMETA_LOG_WARN);
+  for (const int count : hits) EXPECT_GT(count, 1000);
+  EXPECT_GT(uniform, 1000);
 }
 
 }  // namespace

@@ -70,6 +70,13 @@ TEST(SplitByRole, CountsSlotsAndTokensInAnyOrder) {
   EXPECT_OK(fwdmeta_split_by_role(nullptr, nullptr, 0, &out));
 }
 
+// vLLM's padding of is_prefilling (reference 2.5): F, T, F of computed [50, 100, 200] and prompts of [50, 200, 200],
+// then two padded requests, which are not prefilling whatever stood there.
+TEST(SplitByRole, PaddedRequestsAreNotPrefilling) {
+  EXPECT_EQ(Split(2, 1, 2, 100), ByRole({0, 100, 0, 90, 180}, {1, 100, 1, 0, 0}));
+  EXPECT_EQ((Order{{0, 2, 1, 3, 4}, 1}), OrderByRole({0, 100, 0, 90, 180}, {1, 100, 1, 0, 0}));
+}
+
 // flash-attention#1537: slots without tokens are not "one token each". Tokens and slots differ from the batch size.
 TEST(SplitByRole, B14_SlotsWithoutTokens) {
   EXPECT_EQ(Split(2, 0, 2, 0), ByRole({0, 0, 0, 0}, {0, 1, 0, 1}));
@@ -118,6 +125,13 @@ TEST(ReorderByRole, MovesOnlyWhatStandsInAnotherGroupsPlace) {
     }();
     EXPECT_EQ((Order{row.order, row.order != identity}), OrderByRole(encoder, this_time)) << row.roles;
   }
+}
+
+// The groups of V2's order (reference 2.6): decodes d1 and d2 before a prompt's tail of one token and other prompts. V2
+// also sorts within a group, where nothing is moved here.
+TEST(ReorderByRole, GroupsOfV2) {
+  EXPECT_EQ((Order{{3, 1, 2, 0}, 1}), OrderByRole({100, 0, 7, 0}, {100, 1, 7, 1}));  // p1, d1, p2, d2
+  EXPECT_EQ((Order{{3, 1, 2, 0}, 1}), OrderByRole({1, 0, 100, 0}, {1, 2, 100, 2}));  // tail, d1, p1, d2
 }
 
 TEST(RoleErrors, WhatABuildRefusesAndNothingIsWritten) {

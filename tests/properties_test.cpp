@@ -197,6 +197,72 @@ TEST_P(Properties, TailsAfterLargerStepsAndErrorSteps) {
   }
 }
 
+// Context-parallel ranks own each position once, in slots of their own, and as many of each sequence as they are told;
+// of a replicated group each has all.
+TEST_P(Properties, ContextParallelRanksOwnEachPositionOnce) {
+  Random random(Seed() + 4);
+  int64_t owned = 0, whole_sequences = 0, replicated = 0;
+  for (int round = 0; round < 150; ++round) {
+    reference::Config config = RandomConfig(random, 12);
+    while (config.cp_size == 1) config = RandomConfig(random, 12);
+    config.outputs = reference::Config().outputs;
+    reference::Batch batch = RandomBatch(random, config);
+    batch.block_tables.clear();
+    for (const auto& group : config.groups) {  // every page another one
+      const int64_t span = group.block_size * (group.replicated ? 1 : config.cp_size);
+      reference::Rows<int32_t> table;
+      table.given = true;
+      table.width = table.stride = CeilDiv(config.max_model_len, span) * (group.block_size / group.kernel_block_size);
+      for (int64_t i = 0; i < batch.size() * table.width; ++i) table.data.push_back(static_cast<int32_t>(i));
+      batch.block_tables.push_back(table);
+    }
+
+    std::vector<std::vector<std::vector<int64_t>>> slots(config.groups.size());  // by group and rank
+    std::vector<std::vector<int64_t>> local;                                     // by rank
+    for (config.cp_rank = 0; config.cp_rank < config.cp_size; ++config.cp_rank) {
+      Builder builder(backend(), config);
+      ASSERT_TRUE(builder.Run(batch)) << "seed " << Seed() << " round " << round;
+      ASSERT_EQ(0, builder.Counts().num_invalid_slots);
+      local.push_back(builder.Head(FWDMETA_FIELD_SEQ_LENS_KV_LOCAL, batch.size()));
+      for (size_t g = 0; g < slots.size(); ++g) {
+        slots[g].push_back(builder.Read(FWDMETA_FIELD_SLOT_MAPPING, static_cast<int32_t>(g)));
+      }
+    }
+
+    for (size_t g = 0; g < slots.size(); ++g) {
+      std::set<std::pair<size_t, int64_t>> taken;  // rank and slot
+      size_t token = 0;
+      for (size_t b = 0; b < static_cast<size_t>(batch.size()); ++b) {
+        std::vector<int64_t> share(local.size());
+        for (const size_t end = token + static_cast<size_t>(batch.this_time[b]); token < end; ++token) {
+          size_t owners = 0;
+          for (size_t rank = 0; rank < share.size(); ++rank) {
+            const int64_t slot = slots[g][rank][token];
+            if (slot < 0) continue;
+            ++owners;
+            ++share[rank];
+            ASSERT_TRUE(taken.emplace(rank, slot).second) << "slot " << slot << " of rank " << rank << " twice";
+          }
+          ASSERT_EQ(config.groups[g].replicated ? share.size() : 1, owners) << "token " << token << " of group " << g;
+          ++(config.groups[g].replicated ? replicated : owned);
+        }
+        int64_t sum = 0;
+        for (size_t rank = 0; rank < share.size(); ++rank) {
+          sum += local[rank][b];
+          // Of a sequence that is whole in this step, the owned positions are there to be counted.
+          if (batch.this_time[b] == 0 || batch.decoder[b] > 0 || config.groups[g].replicated) continue;
+          ASSERT_EQ(local[rank][b], share[rank]) << "slot " << b << " on rank " << rank;
+          ++whole_sequences;
+        }
+        ASSERT_EQ(batch.this_time[b] > 0 ? batch.decoder[b] + batch.this_time[b] : 0, sum) << "slot " << b;
+      }
+    }
+  }
+  EXPECT_GT(owned, 1000);
+  EXPECT_GT(whole_sequences, 100);
+  EXPECT_GT(replicated, 100);
+}
+
 INSTANTIATE_BACKENDS(Properties);
 
 }  // namespace

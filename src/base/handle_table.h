@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <vector>
 
 namespace fwdmeta {
@@ -26,6 +27,14 @@ class HandleTable {
   void Unreserve(size_t count) {
     std::lock_guard<std::mutex> lock(mutex_);
     reserved_ -= count;
+  }
+
+  // Gives the memory back unless room is reserved. Handles given out before may then come again.
+  void FreeUnused() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (reserved_ > 0) return;
+    std::vector<Entry>().swap(entries_);
+    std::vector<uint64_t>().swap(free_);
   }
 
   // For an object that room has been reserved for.
@@ -89,5 +98,19 @@ class HandleTable {
   std::vector<uint64_t> free_;
   size_t reserved_ = 0;
 };
+
+// The table of one type. It outlives every thread, so it is never destroyed; but at the end of the library, which may
+// be unloaded, it gives its memory back unless objects are left.
+template <class Ref, uint64_t kType>
+HandleTable<Ref, kType>& TheTable() {
+  using Table = HandleTable<Ref, kType>;
+  alignas(Table) static unsigned char storage[sizeof(Table)];
+  static const struct Life {
+    Life() { new (storage) Table; }
+    ~Life() { Get()->FreeUnused(); }
+    static Table* Get() { return std::launder(reinterpret_cast<Table*>(storage)); }
+  } life;
+  return *Life::Get();
+}
 
 }  // namespace fwdmeta

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 
 namespace fwdmeta {
 namespace {
@@ -29,24 +30,29 @@ fwdmeta_log_level_t LevelOfEnvironment() {
   return FWDMETA_LOG_WARN;
 }
 
-// Never destroyed, so that records of the library's last moments still have a logger.
 struct State {
-  State() : level(LevelOfEnvironment()) {
-    logger = std::make_shared<spdlog::logger>("fwdmeta", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    logger->set_level(spdlog::level::trace);
-    logger->set_pattern("[%Y-%m-%d %H:%M:%S.%e] [fwdmeta] [%l] %v");
-    logger->set_error_handler([](const std::string&) {});
-  }
-  std::atomic<fwdmeta_log_level_t> level;
-  std::shared_ptr<spdlog::logger> logger;
+  std::atomic<fwdmeta_log_level_t> level{LevelOfEnvironment()};
   std::mutex mutex;  // guards the pair below
   fwdmeta_log_callback_t callback = nullptr;
   void* user = nullptr;
 };
+static_assert(std::is_trivially_destructible_v<State>, "records of the library's last moments still have it");
 
 State& TheState() {
-  static State* state = new State;
-  return *state;
+  static State state;
+  return state;
+}
+
+// A logger for each record: one that is kept would have to end with the library, but not before its last record.
+void WriteToStderr(fwdmeta_log_level_t level, const char* message) {
+  try {
+    spdlog::logger logger("fwdmeta", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    logger.set_level(spdlog::level::trace);
+    logger.set_pattern("[%Y-%m-%d %H:%M:%S.%e] [fwdmeta] [%l] %v");
+    logger.set_error_handler([](const std::string&) {});
+    logger.log(ToSpdlog(level), spdlog::string_view_t(message));
+  } catch (...) {  // no memory for it
+  }
 }
 
 }  // namespace
@@ -69,7 +75,7 @@ void Log(fwdmeta_log_level_t level, const char* format, ...) {
   if (callback != nullptr) {
     callback(level, message, user);
   } else {
-    state.logger->log(ToSpdlog(level), spdlog::string_view_t(message));
+    WriteToStderr(level, message);
   }
 }
 

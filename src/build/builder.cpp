@@ -15,10 +15,7 @@ namespace {
 
 constexpr size_t kBuilderTensors = 1024;
 
-HandleTable<std::shared_ptr<Builder>, 1>& Builders() {
-  static auto* table = new HandleTable<std::shared_ptr<Builder>, 1>;  // outlives every thread
-  return *table;
-}
+HandleTable<std::shared_ptr<Builder>, 1>& Builders() { return TheTable<std::shared_ptr<Builder>, 1>(); }
 
 // Polls until `ready` says so: first spinning, as most waits end within microseconds, then yielding.
 template <class Ready>

@@ -10,10 +10,7 @@ namespace {
 
 using DispatcherRef = std::shared_ptr<Dispatcher>;
 
-HandleTable<DispatcherRef, 3>& Dispatchers() {
-  static auto* table = new HandleTable<DispatcherRef, 3>;  // outlives every thread
-  return *table;
-}
+HandleTable<DispatcherRef, 3>& Dispatchers() { return TheTable<DispatcherRef, 3>(); }
 
 constexpr int64_t kMostKeys = 1 << 24;
 

@@ -18,10 +18,7 @@ constexpr int64_t kMostValues = 1024;
 // threads that have used it live on. Its address also tells threads apart.
 thread_local fwdmeta_context_t current_context = 0;
 
-HandleTable<std::shared_ptr<ForwardContext>, 7>& Contexts() {
-  static auto* table = new HandleTable<std::shared_ptr<ForwardContext>, 7>;  // outlives every thread
-  return *table;
-}
+HandleTable<std::shared_ptr<ForwardContext>, 7>& Contexts() { return TheTable<std::shared_ptr<ForwardContext>, 7>(); }
 
 Status NoContext(fwdmeta_context_t handle) {
   return Fail(FWDMETA_INVALID_HANDLE, "0x%llx is no forward context", (unsigned long long)handle);

@@ -10,10 +10,7 @@ namespace {
 
 constexpr size_t kLongestLayerName = 255;
 
-HandleTable<std::shared_ptr<Layers>, 6>& Registries() {
-  static auto* table = new HandleTable<std::shared_ptr<Layers>, 6>;  // outlives every thread
-  return *table;
-}
+HandleTable<std::shared_ptr<Layers>, 6>& Registries() { return TheTable<std::shared_ptr<Layers>, 6>(); }
 
 }  // namespace
 

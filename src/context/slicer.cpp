@@ -9,10 +9,7 @@
 namespace fwdmeta {
 namespace {
 
-HandleTable<std::shared_ptr<Slicer>, 5>& Slicers() {
-  static auto* table = new HandleTable<std::shared_ptr<Slicer>, 5>;  // outlives every thread
-  return *table;
-}
+HandleTable<std::shared_ptr<Slicer>, 5>& Slicers() { return TheTable<std::shared_ptr<Slicer>, 5>(); }
 
 }  // namespace
 

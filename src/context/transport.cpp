@@ -13,10 +13,7 @@
 namespace fwdmeta {
 namespace {
 
-HandleTable<std::shared_ptr<Transport>, 4>& Transports() {
-  static auto* table = new HandleTable<std::shared_ptr<Transport>, 4>;  // outlives every thread
-  return *table;
-}
+HandleTable<std::shared_ptr<Transport>, 4>& Transports() { return TheTable<std::shared_ptr<Transport>, 4>(); }
 
 // A time of CLOCK_MONOTONIC in ns; INT64_MAX, no deadline, also where it would lie past that.
 int64_t Deadline(int64_t timeout_us) {

@@ -40,10 +40,7 @@ int32_t* MirrorField(CountsBlock* block, int32_t field) {
 
 }  // namespace
 
-HandleTable<MetaRef, 2>& Metas() {
-  static auto* table = new HandleTable<MetaRef, 2>;  // outlives every thread
-  return *table;
-}
+HandleTable<MetaRef, 2>& Metas() { return TheTable<MetaRef, 2>(); }
 
 Status FindMeta(fwdmeta_meta_t handle, MetaRef* out) {
   *out = Metas().Find(handle);
