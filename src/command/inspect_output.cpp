@@ -12,25 +12,6 @@ constexpr int64_t kShownMarks = 48;
 
 using NamedValues = std::vector<std::pair<std::string, int64_t>>;
 
-NamedValues named(const fwdmeta_counts_t& counts) {
-  return {{"batch_size", counts.batch_size},
-          {"num_live", counts.num_live},
-          {"num_prefill", counts.num_prefill},
-          {"num_decode", counts.num_decode},
-          {"num_tokens", counts.num_tokens},
-          {"num_padded_tokens", counts.num_padded_tokens},
-          {"num_kv_tokens", counts.num_kv_tokens},
-          {"num_attn_kv_tokens", counts.num_attn_kv_tokens},
-          {"decoder_num_blocks", counts.decoder_num_blocks},
-          {"encoder_num_blocks", counts.encoder_num_blocks},
-          {"kv_num_blocks", counts.kv_num_blocks},
-          {"pre_cache_num_blocks", counts.pre_cache_num_blocks},
-          {"num_output_tokens", counts.num_output_tokens},
-          {"num_invalid_slots", counts.num_invalid_slots},
-          {"num_invalid_ids", counts.num_invalid_ids},
-          {"warnings", counts.warnings}};
-}
-
 NamedValues named(const fwdmeta_capacities_t& capacities) {
   return {{"decoder", capacities.decoder},
           {"encoder", capacities.encoder},
@@ -52,11 +33,6 @@ std::string printed(const char* format, Args... args) {
   return line;
 }
 
-const char* role(int64_t encoder, int64_t this_time) {
-  if (this_time == 0) return "idle";
-  return encoder > 0 ? "prefill" : "decode";
-}
-
 std::string slot_table(const BatchFile& file) {
   const size_t slots = file.seq_lens_this_time.size();
   std::string text = "slots\n";
@@ -72,15 +48,10 @@ std::string slot_table(const BatchFile& file) {
   return text;
 }
 
-const std::vector<int64_t>& array(const Inspection& inspection, fwdmeta_field_t field) {
-  const auto has_field = [&](const ShownField& shown) { return shown.field == field; };
-  return std::find_if(inspection.fields.begin(), inspection.fields.end(), has_field)->arrays.front();
-}
-
 // The tiles of each slot that has any, as a bar and a range.
 std::string mapping_picture(const Inspection& inspection, const char* name, fwdmeta_field_t slots_field,
                             fwdmeta_field_t tiles_field, int64_t count) {
-  const std::vector<int64_t>&slots = array(inspection, slots_field), &tiles = array(inspection, tiles_field);
+  const std::vector<int64_t>&slots = inspection.array(slots_field), &tiles = inspection.array(tiles_field);
   std::string text = printed("%s: %lld thread blocks\n", name, static_cast<long long>(count));
   size_t lines = 0, hidden = 0;
   for (int64_t begin = 0, end = 0; begin < count; begin = end) {
@@ -100,6 +71,25 @@ std::string mapping_picture(const Inspection& inspection, const char* name, fwdm
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, int64_t>> named(const fwdmeta_counts_t& counts) {
+  return {{"batch_size", counts.batch_size},
+          {"num_live", counts.num_live},
+          {"num_prefill", counts.num_prefill},
+          {"num_decode", counts.num_decode},
+          {"num_tokens", counts.num_tokens},
+          {"num_padded_tokens", counts.num_padded_tokens},
+          {"num_kv_tokens", counts.num_kv_tokens},
+          {"num_attn_kv_tokens", counts.num_attn_kv_tokens},
+          {"decoder_num_blocks", counts.decoder_num_blocks},
+          {"encoder_num_blocks", counts.encoder_num_blocks},
+          {"kv_num_blocks", counts.kv_num_blocks},
+          {"pre_cache_num_blocks", counts.pre_cache_num_blocks},
+          {"num_output_tokens", counts.num_output_tokens},
+          {"num_invalid_slots", counts.num_invalid_slots},
+          {"num_invalid_ids", counts.num_invalid_ids},
+          {"warnings", counts.warnings}};
+}
 
 Json to_json(const Inspection& inspection, bool grouped) {
   Json json = answer(kResultSchema, "ok");
