@@ -23,7 +23,8 @@ struct Mapping {
   const char* name;
   fwdmeta_field_t tile_ids, cu_tiles;
   int64_t needed;    // thread blocks with a tile
-  int64_t launched;  // thread blocks of a fixed grid
+  int64_t launched;  // thread blocks of a captured consumer's grid
+  int64_t capacity;
   const char* unit;  // what a tile holds
   int64_t room;      // of all tiles
   int64_t used;
@@ -70,8 +71,8 @@ Totals totals_of(const BatchFile& file) {
   return totals;
 }
 
-std::vector<Mapping> mappings_of(const Inspection& inspection, const BatchFile& file,
-                                 const fwdmeta_capacities_t& grid) {
+std::vector<Mapping> mappings_of(const Inspection& inspection, const BatchFile& file, const fwdmeta_capacities_t& grid,
+                                 const fwdmeta_capacities_t& whole) {
   const fwdmeta_counts_t& counts = inspection.counts;
   const fwdmeta_config_t& config = file.config;
   const Totals totals = totals_of(file);
@@ -82,13 +83,14 @@ std::vector<Mapping> mappings_of(const Inspection& inspection, const BatchFile& 
   const int64_t decoder_used = mla ? totals.decode_cached + totals.decode_tokens : totals.decode_tokens * heads;
   return {
       {"decoder", FWDMETA_FIELD_DECODER_TILE_IDS_PER_BATCH, FWDMETA_FIELD_DECODER_CU_TILES, counts.decoder_num_blocks,
-       grid.decoder, mla ? "keys" : "rows", counts.decoder_num_blocks * decoder_tile, decoder_used},
+       grid.decoder, whole.decoder, mla ? "keys" : "rows", counts.decoder_num_blocks * decoder_tile, decoder_used},
       {"encoder", FWDMETA_FIELD_ENCODER_TILE_IDS_PER_BATCH, FWDMETA_FIELD_ENCODER_CU_TILES, counts.encoder_num_blocks,
-       grid.encoder, "rows", counts.encoder_num_blocks * config.encoder_block_shape_q, totals.prefill_tokens * heads},
-      {"kv", FWDMETA_FIELD_KV_TILE_IDS_PER_BATCH, FWDMETA_FIELD_KV_CU_TILES, counts.kv_num_blocks, grid.kv, "keys",
-       counts.kv_num_blocks * block_size, totals.prefill_tokens},
+       grid.encoder, whole.encoder, "rows", counts.encoder_num_blocks * config.encoder_block_shape_q,
+       totals.prefill_tokens * heads},
+      {"kv", FWDMETA_FIELD_KV_TILE_IDS_PER_BATCH, FWDMETA_FIELD_KV_CU_TILES, counts.kv_num_blocks, grid.kv, whole.kv,
+       "keys", counts.kv_num_blocks * block_size, totals.prefill_tokens},
       {"pre_cache", FWDMETA_FIELD_PRE_CACHE_TILE_IDS_PER_BATCH, FWDMETA_FIELD_PRE_CACHE_CU_TILES,
-       counts.pre_cache_num_blocks, grid.pre_cache, "keys", counts.pre_cache_num_blocks * block_size,
+       counts.pre_cache_num_blocks, grid.pre_cache, whole.pre_cache, "keys", counts.pre_cache_num_blocks * block_size,
        totals.prefill_cached},
   };
 }
@@ -110,7 +112,8 @@ class Drawing {
     slots_a_row_ = std::max<int64_t>((counts.batch_size + kMostRows - 1) / kMostRows, 1);
     rows_ = rows_of(file, slots_a_row_);
     fits_bucket_ = file.bucket && fits(*file.bucket);
-    mappings_ = mappings_of(inspection, file, fits_bucket_ ? *capacities.bucket : capacities.capacities);
+    mappings_ =
+        mappings_of(inspection, file, fits_bucket_ ? *capacities.bucket : capacities.capacities, capacities.capacities);
     row_height_ = rows_.size() > 24 ? 13 : 18;
     for (const Row& row : rows_) {
       slot_width_ = std::max(slot_width_, text_width(row.slots()));
@@ -240,6 +243,7 @@ class Drawing {
     const std::string slots = range("slot", row.begin, row.end);
     if (cell < kNarrowestCell) {
       const double width = std::max(cell * static_cast<double>(end - begin), kNarrowestBar);
+      widened_ = widened_ || width > cell * static_cast<double>(end - begin);
       const double x = std::min(left + cell * static_cast<double>(begin), left + kPanelWidth - width);
       picture_.rect(mapping.name, x, y, width, height, slots + ": " + range("thread block", begin, end));
       return;
@@ -281,15 +285,17 @@ class Drawing {
       if (mapping.launched > mapping.needed) picture_.rect("padding", left + width, y, kPanelWidth - width, 10);
       if (width > 0) picture_.rect(mapping.name, left, y, width, 10);
       const std::string name = mapping.name;
-      const int64_t tail = mapping.launched - mapping.needed;
-      const std::pair<const char*, int64_t> blocks[] = {
-          {"needed", mapping.needed}, {"launched", mapping.launched}, {"tail", tail}};
+      const std::pair<const char*, int64_t> blocks[] = {{"needed", mapping.needed},
+                                                        {"launched", mapping.launched},
+                                                        {"capacity", mapping.capacity},
+                                                        {"tail", mapping.capacity - mapping.needed}};
       double line = y + 26;
       for (const auto& [label, value] : blocks) {
         picture_.row(left, line, kPanelWidth, label, std::to_string(value), name + "_" + label);
         line += kLine;
       }
-      picture_.row(left, line, kPanelWidth, "launched in vain", percent(tail, mapping.launched));
+      picture_.row(left, line, kPanelWidth, "launched in vain",
+                   percent(mapping.launched - mapping.needed, mapping.launched));
       line += kLine + 5;
       picture_.row(left, line, kPanelWidth, std::string(mapping.unit) + " in tiles",
                    shortened(mapping.room, kShownDigits));
@@ -299,24 +305,20 @@ class Drawing {
                    percent(mapping.room - mapping.used, mapping.room));
     }
     picture_.text(kMargin, y + 9, "waste", {Anchor::start, "b"});
-    return y + 26 + 6 * kLine + 5;
+    return y + 26 + 7 * kLine + 5;
   }
 
   double draw_notes(double y) {
     std::vector<std::string> notes;
+    notes.push_back(std::string("launched: the grid of a captured consumer, which is the ") +
+                    (fits_bucket_ ? "bound of the bucket" : "capacity") + "; tail: the entries that are −1");
     if (file_.bucket && !fits_bucket_) notes.push_back("The step does not fit the bucket.");
-    notes.push_back(
-        fits_bucket_
-            ? "launched: the grid of a captured consumer, which is the bound of the bucket; tail: thread blocks that "
-              "find −1"
-            : "launched: the grid of a captured consumer, which is the capacity; tail: thread blocks that find −1");
     if (slots_a_row_ > 1) {
       notes.push_back("A line is " + std::to_string(slots_a_row_) +
                       " consecutive slots: their roles in proportion, the sums of "
                       "their lengths, and the thread blocks of all of them.");
     }
-    if (std::any_of(mappings_.begin(), mappings_.end(),
-                    [](const Mapping& m) { return cell_width(m) < kNarrowestBar; })) {
+    if (widened_) {
       notes.push_back("A bar is at least 1.5 pixels wide, however few thread blocks it stands for.");
     }
     for (const std::string& note : notes) {
@@ -356,6 +358,7 @@ class Drawing {
   std::vector<Row> rows_;
   int64_t slots_a_row_;
   bool fits_bucket_;
+  bool widened_ = false;
   double row_height_;
   double slot_width_ = text_width("slot"), role_width_ = text_width("prefill"), cached_width_ = text_width("cached"),
          tokens_width_ = text_width("new");
