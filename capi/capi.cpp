@@ -252,3 +252,7 @@ fwdmeta_status_t fwdmeta_meta_dump(fwdmeta_meta_t handle, fwdmeta_dump_format_t 
                                    void* user) {
   return WithMeta(handle, [&](const MetaRef& meta) { return meta->Dump(format, write, user); });
 }
+
+fwdmeta_status_t fwdmeta_metrics_write(fwdmeta_write_callback_t write, void* user) {
+  return Guard([&] { return WriteMetrics(write, user); });
+}
