@@ -119,21 +119,6 @@ double text_width(const std::string& text, double size) {
   return 0.65 * size * static_cast<double>(characters);
 }
 
-std::string shortened(int64_t value, int digits) {
-  const std::string plain = std::to_string(value);
-  if (static_cast<int>(plain.size()) <= digits) return plain;
-  double scaled = static_cast<double>(value);
-  const char* unit = "";
-  for (const char* next : {"k", "M", "G", "T", "P", "E"}) {
-    if (scaled < 999.5) break;
-    scaled /= 1000;
-    unit = next;
-  }
-  char text[32];
-  std::snprintf(text, sizeof text, scaled < 9.995 ? "%.2f%s" : scaled < 99.95 ? "%.1f%s" : "%.0f%s", scaled, unit);
-  return text;
-}
-
 std::string percent(int64_t part, int64_t whole) {
   if (part == 0 || whole == 0) return "0 %";
   if (part == whole) return "100 %";

@@ -40,9 +40,6 @@ class Picture {
 // The room that a text needs, from above, in the fonts that the picture asks for.
 double text_width(const std::string& text, double size = 11);
 
-// "131072", "12.3M": at most `digits` digits, or three with a unit.
-std::string shortened(int64_t value, int digits);
-
 // "0 %" to "100 %", these two only where they are exact.
 std::string percent(int64_t part, int64_t whole);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <random>
 
@@ -221,20 +220,19 @@ Json to_json(const ReplayReport& report) {
 }
 
 std::string to_table(const ReplayReport& report, bool checked) {
-  std::string text = "backend: " + std::string(backend_name(report.backend)) + "\n";
-  text += name_value_table({{"steps", report.steps},
-                            {"tokens", report.tokens},
-                            {"decoder tiles", report.decoder_tiles},
-                            {"encoder tiles", report.encoder_tiles},
-                            {"kv tiles", report.kv_tiles}});
   const BuildTime time = build_time(report);
-  char line[128];
-  std::snprintf(line, sizeof line, "build: median %.2f us, p99 %.2f us, max %.2f us\n", time.median, time.p99,
-                time.max);
-  text += line;
+  const auto count = [](const char* name, int64_t value) {
+    return printed("  %-14s  %13lld\n", name, static_cast<long long>(value));
+  };
+  const auto duration = [](const char* name, double value) { return printed("  %-14s  %13.2f us\n", name, value); };
+  std::string text = printed("backend: %s\n\n", backend_name(report.backend));
+  text += count("steps", report.steps) + count("tokens", report.tokens) + count("decoder tiles", report.decoder_tiles) +
+          count("encoder tiles", report.encoder_tiles) + count("kv tiles", report.kv_tiles) +
+          duration("build, median", time.median) + duration("build, p99", time.p99) + duration("build, max", time.max);
   if (checked) {
-    text += "check: " + std::to_string(report.checked_arrays) + " arrays compared with the host backend, " +
-            std::to_string(report.mismatches) + " differ\n";
+    text +=
+        "\n" + wrapped("check: ", std::to_string(report.checked_arrays) + " arrays compared with the host backend, " +
+                                      std::to_string(report.mismatches) + " differ");
   }
   return text;
 }
