@@ -298,9 +298,9 @@ class Drawing {
                    percent(mapping.launched - mapping.needed, mapping.launched));
       line += kLine + 5;
       picture_.row(left, line, kPanelWidth, std::string(mapping.unit) + " in tiles",
-                   shortened(mapping.room, kShownDigits));
+                   shortened(mapping.room, kShownDigits), name + "_room");
       picture_.row(left, line + kLine, kPanelWidth, std::string(mapping.unit) + " used",
-                   shortened(mapping.used, kShownDigits));
+                   shortened(mapping.used, kShownDigits), name + "_used");
       picture_.row(left, line + 2 * kLine, kPanelWidth, "room in vain",
                    percent(mapping.room - mapping.used, mapping.room));
     }

@@ -151,7 +151,7 @@ class Drawing {
     total(y + 8, "steps", std::to_string(report_.steps), "steps");
     total(y + 8 + kLine, "tokens", std::to_string(report_.tokens), "tokens");
     total(y + 8 + 2 * kLine, "in prompts", std::to_string(prompt_tokens));
-    total(y + 8 + 3 * kLine, "most in a step", fixed(most, 0));
+    total(y + 8 + 3 * kLine, "most in a step", fixed(most, 0), "tokens.most");
     return y + kHeight + 8;
   }
 
@@ -166,7 +166,7 @@ class Drawing {
     draw_columns(mapping, columns, y + kHeight,
                  [&](double value) { return y + kHeight - kHeight * value / std::max(most, 1.0); });
     total(y + 8, mapping + " tiles", std::to_string(sum), name);
-    total(y + 8 + kLine, "most in a step", fixed(most, 0));
+    total(y + 8 + kLine, "most in a step", fixed(most, 0), std::string(name) + ".most");
     return y + kHeight + 8;
   }
 
