@@ -1,6 +1,7 @@
 // The C ABI: handles to objects, exceptions to statuses. Each function checks and forwards.
 #include "base/log.h"
 #include "base/struct_io.h"
+#include "base/trace_range.h"
 #include "build/builder.h"
 #include "fwdmeta.h"
 #include "guard.h"
@@ -135,6 +136,7 @@ fwdmeta_status_t fwdmeta_builder_reset(fwdmeta_builder_t handle, fwdmeta_stream_
 
 fwdmeta_status_t fwdmeta_build(fwdmeta_builder_t handle, const fwdmeta_batch_t* batch, fwdmeta_meta_t* out_meta,
                                int64_t* out_step) {
+  const TraceRange range("fwdmeta_build");
   return WithBuilder(handle, [&](const std::shared_ptr<Builder>& builder) {
     return builder->Build(builder, batch, out_meta, out_step);
   });
@@ -157,6 +159,7 @@ fwdmeta_status_t fwdmeta_replay_wait(fwdmeta_builder_t handle, int64_t replay, f
 }
 
 fwdmeta_status_t fwdmeta_advance(fwdmeta_builder_t handle, const fwdmeta_advance_args_t* args) {
+  const TraceRange range("fwdmeta_advance");
   return WithBuilder(handle, [&](const std::shared_ptr<Builder>& builder) { return builder->Advance(builder, args); });
 }
 
@@ -251,4 +254,8 @@ fwdmeta_status_t fwdmeta_meta_reader_end(fwdmeta_meta_t handle, fwdmeta_stream_t
 fwdmeta_status_t fwdmeta_meta_dump(fwdmeta_meta_t handle, fwdmeta_dump_format_t format, fwdmeta_write_callback_t write,
                                    void* user) {
   return WithMeta(handle, [&](const MetaRef& meta) { return meta->Dump(format, write, user); });
+}
+
+fwdmeta_status_t fwdmeta_metrics_write(fwdmeta_write_callback_t write, void* user) {
+  return Guard([&] { return WriteMetrics(write, user); });
 }

@@ -4,13 +4,13 @@
 #include <exception>
 #include <new>
 
-#include "base/status.h"
+#include "base/metrics.h"
 
 namespace fwdmeta {
 
 // Nothing throws across the ABI.
 template <class Body>
-Status Guard(Body body) noexcept {
+Status Caught(Body body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {
@@ -20,6 +20,13 @@ Status Guard(Body body) noexcept {
   } catch (...) {
     return Fail(FWDMETA_INTERNAL, "internal error");
   }
+}
+
+template <class Body>
+Status Guard(Body body) noexcept {
+  const Status status = Caught(body);
+  CountError(status);
+  return status;
 }
 
 }  // namespace fwdmeta

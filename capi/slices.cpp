@@ -1,6 +1,7 @@
 // The C ABI of microbatch slices.
 #include "context/slices.h"
 
+#include "base/trace_range.h"
 #include "context/slicer.h"
 #include "guard.h"
 
@@ -39,6 +40,7 @@ fwdmeta_status_t fwdmeta_slicer_get_builder(fwdmeta_slicer_t handle, int64_t sli
 
 fwdmeta_status_t fwdmeta_build_slices(fwdmeta_slicer_t handle, const fwdmeta_batch_t* batch, int64_t num_slices,
                                       int64_t split, fwdmeta_meta_t* metas) {
+  const TraceRange range("fwdmeta_build_slices");
   return Guard([&] {
     std::shared_ptr<Slicer> slicer;
     FWDMETA_TRY(Slicer::Find(handle, &slicer));

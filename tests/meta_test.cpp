@@ -357,11 +357,31 @@ TEST_P(Meta, Dump) {
   int32_t mask[4] = {4, 5, 6, 7};
   const fwdmeta_tensor_t t = HostTensor(mask, {2, 2});
   EXPECT_OK(fwdmeta_builder_set_tensor(builder.handle(), "quote\"d", &t));
+  EXPECT_OK(fwdmeta_meta_set_attr(builder.meta(), FWDMETA_ATTR_MOE_NUM_CHUNK, 5));
 
+  EXPECT_TRUE(nlohmann::json::parse(Dump(builder.meta(), FWDMETA_DUMP_JSON))["attn_backend"].is_null());
+  EXPECT_OK(fwdmeta_meta_set_attn_backend(builder.meta(), "flash\"", mask));
   const nlohmann::json dump = nlohmann::json::parse(Dump(builder.meta(), FWDMETA_DUMP_JSON));
   EXPECT_EQ(builder.step(), dump["step"]);
   const fwdmeta_counts_t counts = builder.Counts();
   for (const CountName& count : kCountNames) EXPECT_EQ(counts.*count.member, dump["counts"][count.name]) << count.name;
+  EXPECT_EQ("OK", dump["status"]);
+  EXPECT_EQ((nlohmann::json{{"forward_mode", FWDMETA_FORWARD_MIXED},
+                            {"exist_prefill", 1},
+                            {"real_bsz", 2},
+                            {"is_zero_size", 0},
+                            {"step", builder.step()},
+                            {"generation", 0},
+                            {"step_use_cudagraph", 0},
+                            {"rope_already_applied", 0},
+                            {"is_dummy_or_profile_run", 0},
+                            {"pre_caches_length", 0},
+                            {"moe_num_chunk", 5},
+                            {"max_moe_num_chunk", 1}}),
+            dump["attributes"]);
+  EXPECT_EQ("flash\"", dump["attn_backend"]["name"]);
+  EXPECT_EQ(mask,
+            reinterpret_cast<void*>(std::stoull(dump["attn_backend"]["address"].get<std::string>(), nullptr, 16)));
   std::map<std::string, nlohmann::json> fields;
   for (const auto& field : dump["fields"]) fields[field["name"]] = field;
   const std::string text = Dump(builder.meta(), FWDMETA_DUMP_TEXT);
@@ -386,6 +406,10 @@ TEST_P(Meta, Dump) {
       EXPECT_EQ(static_cast<int64_t>(values.size()), static_cast<int64_t>(content.size()) + elided) << name;
     }
   }
+  for (const auto& [name, value] : dump["attributes"].items()) {
+    EXPECT_NE(std::string::npos, text.find("\n" + name + " ")) << name;
+  }
+  EXPECT_NE(std::string::npos, text.find(" flash\" 0x"));
   EXPECT_EQ((std::vector<int64_t>{4, 5, 6, 7}), fields["quote\"d"]["content"].get<std::vector<int64_t>>());
   EXPECT_LT(text.size(), 40000u) << "long arrays are elided";
 
@@ -394,6 +418,28 @@ TEST_P(Meta, Dump) {
   EXPECT_STATUS(FWDMETA_UNAVAILABLE, fwdmeta_meta_dump(builder.meta(), FWDMETA_DUMP_JSON, stop, &calls));
   EXPECT_EQ(1, calls);
   EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_meta_dump(builder.meta(), 2, stop, &calls));
+}
+
+// A step that has an error, and one whose mirror entry is another step's by now, are dumped too, and say so.
+TEST_P(Meta, DumpsSayWhyCountsAreMissing) {
+  reference::Config config = SmallConfig();
+  Builder builder(backend(), config);
+  ASSERT_OK(builder.Build(MakeBatch({{4, 0, 3}})));
+  nlohmann::json dump = nlohmann::json::parse(Dump(builder.meta(), FWDMETA_DUMP_JSON));
+  EXPECT_EQ("INVALID_BATCH", dump["status"]);
+  EXPECT_EQ(FWDMETA_ERROR_ENCODER_MISMATCH, dump["counts"]["error"]);
+  EXPECT_TRUE(dump["attributes"]["real_bsz"].is_null());
+
+  ASSERT_OK(builder.Build(Numbered(1)));
+  Inputs inputs(backend());
+  const reference::Batch source = Numbered(2);
+  const fwdmeta_batch_t batch = inputs.Put(source, FWDMETA_MEMORY_DEVICE);
+  for (int i = 0; i < 4; ++i) ASSERT_OK(fwdmeta_build(builder.handle(), &batch, nullptr, nullptr));
+  dump = nlohmann::json::parse(Dump(builder.meta(), FWDMETA_DUMP_JSON));
+  EXPECT_EQ("EXPIRED", dump["status"]);
+  EXPECT_TRUE(dump["attributes"]["real_bsz"].is_null());
+  EXPECT_EQ(1, dump["attributes"]["moe_num_chunk"]);
+  EXPECT_NE(std::string::npos, Dump(builder.meta(), FWDMETA_DUMP_TEXT).find("status EXPIRED"));
 }
 
 // ---- the mirror's ring

@@ -7,6 +7,8 @@
 #include <new>
 #include <vector>
 
+#include "base/metrics.h"
+
 namespace fwdmeta {
 
 // `Ref` owns its object and is empty when default-constructed.
@@ -50,6 +52,7 @@ class HandleTable {
     }
     Entry& entry = entries_[index];
     entry.object = std::move(object);
+    AddLiveHandles(kType, 1);
     return kType << kTypeShift | (entry.generation & kGenerationMask) << kGenerationShift | index;
   }
 
@@ -69,6 +72,7 @@ class HandleTable {
     entry->object = Ref();
     ++entry->generation;
     free_.push_back(handle & kIndexMask);
+    AddLiveHandles(kType, -1);
     return object;
   }
 
@@ -78,6 +82,7 @@ class HandleTable {
   static constexpr uint64_t kIndexMask = (uint64_t{1} << kGenerationShift) - 1;
   static constexpr uint64_t kGenerationMask = (uint64_t{1} << (kTypeShift - kGenerationShift)) - 1;
   static_assert(kType != 0 && kType < 16, "the type tells handles from the null handle");
+  static_assert(kType < kHandleTypes, "the type has a name among the metrics");
 
   struct Entry {
     uint64_t generation = 1;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/struct_io.h"
 #include "build/read_rows.h"
 
@@ -275,6 +276,7 @@ Status Builder::ReleaseEntry(int64_t step, fwdmeta_build_flags_t flags) {
                 (long long)previous);
   }
   host_waits_.fetch_add(1, std::memory_order_relaxed);
+  CountHostWait();
   return Poll(-1, "step", previous, released);
 }
 
@@ -353,6 +355,7 @@ Status Builder::Issue(const std::shared_ptr<Builder>& self, PendingBuild* pendin
     }
     return status;
   }
+  CountBuild(backend_->kind(), pending->host_lengths, request.captured);
   if (request.captured) {
     captured_sets_[request.generation] = true;
   } else {

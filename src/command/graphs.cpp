@@ -1,6 +1,5 @@
 #include "graphs.h"
 
-#include <cstdio>
 #include <map>
 #include <set>
 #include <utility>
@@ -8,36 +7,6 @@
 namespace fwdmeta::command {
 
 namespace {
-
-constexpr size_t kColumns = 80;
-
-template <typename... Args>
-std::string printed(const char* format, Args... args) {
-  char line[256];
-  std::snprintf(line, sizeof line, format, args...);
-  return line;
-}
-
-// `text` behind `label`, broken at spaces, with later lines under the first.
-std::string wrapped(const std::string& label, const std::string& text) {
-  std::string result = label;
-  size_t column = label.size();
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(' ', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    if (begin > 0 && column + 1 + word.size() > kColumns) {
-      result += "\n" + std::string(label.size(), ' ');
-      column = label.size();
-    } else if (begin > 0) {
-      result += " ";
-      ++column;
-    }
-    result += word;
-    column += word.size();
-    begin = end + 1;
-  }
-  return result + "\n";
-}
 
 Json descriptor_json(const fwdmeta_batch_descriptor_t& descriptor) {
   return Json{{"num_tokens", descriptor.num_tokens},
@@ -99,19 +68,27 @@ std::string key_lines(const std::vector<fwdmeta_graph_key_t>& keys) {
   return text;
 }
 
+constexpr int kDigits = 10;  // of a number in a column
+
+// What is asked, and behind it, or on a line of its own where that is too wide, what is answered.
 std::string dispatched_line(size_t number, const fwdmeta_dispatch_args_t& batch, const Dispatched& dispatched) {
-  std::string text = printed("%5zu %7lld %5lld %4lld %5lld  ", number, static_cast<long long>(batch.num_tokens),
-                             static_cast<long long>(batch.num_reqs), static_cast<long long>(batch.query_len),
-                             static_cast<long long>(batch.num_active_loras));
+  const auto shown = [](int64_t value) { return shortened(value, kDigits); };
+  const std::string asked =
+      printed("%5zu %7s %5s %4s %5s", number, shown(batch.num_tokens).c_str(), shown(batch.num_reqs).c_str(),
+              shown(batch.query_len).c_str(), shown(batch.num_active_loras).c_str());
+  const auto line = [&](const std::string& answered) {
+    const bool fits = asked.size() + 2 + answered.size() <= kColumns;
+    return asked + (fits ? "  " : "\n      ") + answered + "\n";
+  };
   if (dispatched.status != FWDMETA_OK) {
-    return text + fwdmeta_status_name(dispatched.status) + "\n" + wrapped("      ", dispatched.message);
+    return line(fwdmeta_status_name(dispatched.status)) + wrapped("      ", dispatched.message);
   }
   const fwdmeta_dispatch_result_t& result = dispatched.result;
   const std::string reqs = result.descriptor.num_reqs < 0 ? "any" : std::to_string(result.descriptor.num_reqs);
   const bool ok = result.reason == FWDMETA_DISPATCH_OK;
-  text += printed("%-9s %7d %5s %5d", fwdmeta_graph_mode_name(result.mode), result.descriptor.num_tokens, reqs.c_str(),
-                  result.descriptor.num_active_loras);
-  return text + (ok ? "" : std::string(" ") + fwdmeta_dispatch_reason_name(result.reason)) + "\n";
+  return line(printed("%-9s %7d %5s %5d", fwdmeta_graph_mode_name(result.mode), result.descriptor.num_tokens,
+                      reqs.c_str(), result.descriptor.num_active_loras) +
+              (ok ? "" : std::string(" ") + fwdmeta_dispatch_reason_name(result.reason)));
 }
 
 }  // namespace
@@ -162,7 +139,7 @@ Json to_json(const GraphsReport& report) {
 std::string to_table(const GraphsReport& report, const GraphsFile& file) {
   std::string text = printed("mode: %s\n", fwdmeta_graph_mode_name(report.info.resolved_mode));
   if (const char* why = explained(report.info.resolve_reason)) {
-    text += printed("  %s was asked for: %s\n", fwdmeta_graph_mode_name(file.config.values.mode), why);
+    text += wrapped("  ", printed("%s was asked for: %s", fwdmeta_graph_mode_name(file.config.values.mode), why));
   }
   text += printed("\nkeys: %lld piecewise, %lld full\n", static_cast<long long>(report.info.num_piecewise_keys),
                   static_cast<long long>(report.info.num_full_keys));

@@ -195,6 +195,16 @@ bool is_shown(fwdmeta_field_t field, const BatchFile& file) {
 
 }  // namespace
 
+const std::vector<int64_t>& Inspection::array(fwdmeta_field_t field) const {
+  const auto has_field = [&](const ShownField& shown) { return shown.field == field; };
+  return std::find_if(fields.begin(), fields.end(), has_field)->arrays.front();
+}
+
+const char* role(int64_t encoder, int64_t this_time) {
+  if (this_time == 0) return "idle";
+  return encoder > 0 ? "prefill" : "decode";
+}
+
 Inspection inspect(const BatchFile& file, fwdmeta_backend_t backend, bool full) {
   const fwdmeta_config_t config = configuration(file, backend);
   const Builder builder(config);

@@ -21,7 +21,13 @@ struct Inspection {
   fwdmeta_backend_t backend;  // HOST or CUDA
   fwdmeta_counts_t counts;
   std::vector<ShownField> fields;  // in the order of the answer
+
+  // Of a field that every answer has.
+  const std::vector<int64_t>& array(fwdmeta_field_t field) const;
 };
+
+// By the rule of the API: "idle", "prefill" or "decode".
+const char* role(int64_t encoder, int64_t this_time);
 
 struct CapacityReport {
   fwdmeta_capacities_t capacities;

@@ -13,8 +13,10 @@
 #include "errors.h"
 #include "graphs.h"
 #include "inspect_output.h"
+#include "inspect_picture.h"
 #include "ranks.h"
 #include "replay.h"
+#include "replay_picture.h"
 #include "slices.h"
 #include "trace.h"
 #include "usage.h"
@@ -26,25 +28,27 @@ namespace {
 constexpr int kLibraryRefused = 1;
 constexpr int kBadInput = 2;
 
-// A subcommand's result in both formats.
+// A subcommand's result as JSON and, where another format is asked for, in that.
 struct Answer {
   Json json;
-  std::string table;
+  std::string other;
 };
 
 struct CommonOptions {
   std::string format;
   std::string backend = "auto";
 
-  void add_to(CLI::App& app) {
-    app.add_option("--format", format, "json, or table for people (default: table on a terminal, else json)")
-        ->check(CLI::IsMember({"json", "table"}));
+  void add_to(CLI::App& app, bool has_picture = false) {
+    const std::string choices = has_picture ? "json, table for people, or svg, a picture" : "json, or table for people";
+    app.add_option("--format", format, choices + " (default: table on a terminal, else json)")
+        ->check(has_picture ? CLI::IsMember({"json", "table", "svg"}) : CLI::IsMember({"json", "table"}));
     app.add_option("--backend", backend, "auto, host or cuda")
         ->check(CLI::IsMember({"auto", "host", "cuda"}))
         ->capture_default_str();
   }
 
-  bool as_table() const { return format.empty() ? isatty(STDOUT_FILENO) == 1 : format == "table"; }
+  bool as_picture() const { return format == "svg"; }
+  bool as_json() const { return format.empty() ? isatty(STDOUT_FILENO) != 1 : format == "json"; }
 
   fwdmeta_backend_t backend_id() const {
     if (backend == "auto") return FWDMETA_BACKEND_AUTO;
@@ -96,7 +100,7 @@ int answer_with(const char* schema, const CommonOptions& options, const std::fun
   try {
     const Answer result = make();
     if (result.json["status"] == "error") return refuse(result.json);
-    return print(options.as_table() ? result.table : to_text(result.json), 0);
+    return print(options.as_json() ? to_text(result.json) : result.other, 0);
   } catch (const InputError& error) {
     std::cerr << "fwdmeta: " << error.what() << "\n";
     return kBadInput;
@@ -116,7 +120,7 @@ struct InspectCommand {
   CLI::App* add_to(CLI::App& app) {
     CLI::App* command = app.add_subcommand("inspect", "Build one batch and show everything that the build wrote");
     command->add_option("BATCH", path, "a fwdmeta.batch/1 file, or - for standard input")->required();
-    common.add_to(*command);
+    common.add_to(*command, true);
     command->add_flag("--full", full, "show arrays up to their capacity, tails included");
     command->add_flag("--capacities", capacities, "show the capacities and the bucket's bounds, and build nothing");
     return command;
@@ -126,11 +130,15 @@ struct InspectCommand {
     return answer_with(capacities ? kCapacitiesSchema : kResultSchema, common, [&] {
       const BatchFile file = read_batch_file(path);
       if (capacities) {
+        if (common.as_picture()) throw InputError("--capacities has no picture, only json and table");
         const CapacityReport report = inspect_capacities(file, common.backend_id());
         return Answer{to_json(report), to_table(report)};
       }
       const Inspection inspection = inspect(file, common.backend_id(), full);
-      return Answer{to_json(inspection, file.groups.has_value()), to_table(inspection, file)};
+      const std::string other = common.as_picture()
+                                    ? to_picture(inspection, file, inspect_capacities(file, common.backend_id()))
+                                    : to_table(inspection, file);
+      return Answer{to_json(inspection, file.groups.has_value()), other};
     });
   }
 };
@@ -149,7 +157,7 @@ struct ReplayCommand {
         ->add_option("TRACE", path,
                      "CSV with TIMESTAMP,ContextTokens,GeneratedTokens, or JSON lines; - for standard input")
         ->required();
-    common.add_to(*command);
+    common.add_to(*command, true);
     constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
     add_integer(*command, "--max-batch", "slots", 1, options.max_batch);
     add_integer(*command, "--token-budget", "tokens of one step", 1, options.token_budget);
@@ -173,7 +181,7 @@ struct ReplayCommand {
     options.backend = common.backend_id();
     return answer_with(kReplaySchema, common, [&] {
       const ReplayReport report = replay(read_trace(path), options);
-      return Answer{to_json(report), to_table(report, options.check)};
+      return Answer{to_json(report), common.as_picture() ? to_picture(report) : to_table(report, options.check)};
     });
   }
 };

@@ -1,6 +1,7 @@
 #include "output.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fwdmeta::command {
 
@@ -44,6 +45,41 @@ std::string to_text(const Json& json) {
   return text + "\n";
 }
 
+// `text` behind `label`, broken at spaces, with later lines under the first.
+std::string wrapped(const std::string& label, const std::string& text) {
+  std::string result = label;
+  size_t column = label.size();
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    if (begin > 0 && column + 1 + word.size() > kColumns) {
+      result += "\n" + std::string(label.size(), ' ');
+      column = label.size();
+    } else if (begin > 0) {
+      result += " ";
+      ++column;
+    }
+    result += word;
+    column += word.size();
+    begin = end + 1;
+  }
+  return result + "\n";
+}
+
+std::string shortened(int64_t value, int digits) {
+  const std::string plain = std::to_string(value);
+  if (static_cast<int>(plain.size()) <= digits) return plain;
+  double scaled = std::fabs(static_cast<double>(value));
+  const char* unit = "";
+  for (const char* next : {"k", "M", "G", "T", "P", "E"}) {
+    if (scaled < 999.5) break;
+    scaled /= 1000;
+    unit = next;
+  }
+  const int decimals = scaled < 9.995 ? 2 : scaled < 99.95 ? 1 : 0;
+  return printed("%s%.*f%s", value < 0 ? "-" : "", decimals, scaled, unit);
+}
+
 std::string elided(const std::vector<int64_t>& values) {
   const bool cut = values.size() > kShownHead + kShownTail;
   std::string text = "[";
@@ -56,6 +92,21 @@ std::string elided(const std::vector<int64_t>& values) {
   }
   text += "]";
   return cut ? text + " (" + std::to_string(values.size()) + " values)" : text;
+}
+
+std::string fitted(const std::vector<int64_t>& values, size_t width) {
+  constexpr size_t kSeparator = 2;
+  // As many from the front as fit beside the last one.
+  const std::string end =
+      values.empty() ? "]"
+                     : "..., " + std::to_string(values.back()) + "] (" + std::to_string(values.size()) + " values)";
+  std::string whole = "[", cut = "[";
+  for (size_t i = 0; i < values.size() && whole.size() <= width; ++i) {
+    whole += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+    if (whole.size() + kSeparator + end.size() <= width) cut = whole + ", ";
+  }
+  whole += "]";
+  return whole.size() <= width ? whole : cut + end;
 }
 
 std::string name_value_table(const std::vector<std::pair<std::string, int64_t>>& rows) {

@@ -1,7 +1,6 @@
 #include "ranks.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 
@@ -14,13 +13,6 @@ namespace {
 constexpr size_t kShownLines = 24;
 constexpr int64_t kMostSizes = int64_t{1} << 24;  // of the expanded list that is printed
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-
-template <typename... Args>
-std::string printed(const char* format, Args... args) {
-  char line[256];
-  std::snprintf(line, sizeof line, format, args...);
-  return line;
-}
 
 // The API's query_len is an int32, so the command has to refuse larger ones itself.
 std::vector<fwdmeta_rank_row_t> narrowed(const std::vector<RankRow>& table) {
@@ -72,16 +64,17 @@ Json agreement_json(const fwdmeta_agreement_t& agreement, const std::vector<int6
 }
 
 std::string agreement_lines(const fwdmeta_agreement_t& agreement, int64_t num_slices) {
-  std::string text = printed("agreement: %s", fwdmeta_graph_mode_name(agreement.mode));
+  std::string text = fwdmeta_graph_mode_name(agreement.mode);
   if (agreement.reason != FWDMETA_DISPATCH_OK) {
     text += std::string(" (") + fwdmeta_dispatch_reason_name(agreement.reason) + ")";
   }
-  if (agreement.skip) return text + ", no rank has a token: the step is skipped\n";
+  if (agreement.skip) return wrapped("agreement: ", text + ", no rank has a token: the step is skipped");
   if (agreement.mode != FWDMETA_GRAPH_NONE) text += printed(", graph of %d tokens", agreement.descriptor.num_tokens);
   if (agreement.num_reqs >= 0) text += printed(" and %d requests", agreement.num_reqs);
-  text += agreement.query_len > 0 ? printed("\n  uniform decode of %d tokens a request", agreement.query_len)
-                                  : "\n  not uniform";
-  return text + (agreement.sliced ? printed(", %lld slices\n", static_cast<long long>(num_slices)) : ", not sliced\n");
+  return wrapped("agreement: ", text) + "  " +
+         (agreement.query_len > 0 ? printed("uniform decode of %d tokens a request", agreement.query_len)
+                                  : "not uniform") +
+         (agreement.sliced ? printed(", %lld slices\n", static_cast<long long>(num_slices)) : ", not sliced\n");
 }
 
 }  // namespace
@@ -132,17 +125,18 @@ std::string to_table(const RanksReport& report, const RanksFile& file) {
   if (report.num_chunks) sums.push_back({"num_chunks", *report.num_chunks});
   text += name_value_table(sums) + "\nranks\n";
   const bool table = file.table.has_value(), chunked = report.chunk_sizes.has_value();
-  text += printed("  %7s  %10s", "rank", "tokens") + (table ? printed("  %10s", "run") : "") +
+  const auto number = [](int64_t value) { return printed("  %10s", shortened(value, 10).c_str()); };
+  text += printed("  %4s  %10s", "rank", "tokens") + (table ? printed("  %10s", "run") : "") +
           printed("  %7s  %10s  %12s", "sp rank", "size", "up to") + (chunked ? printed("  %10s", "in chunk") : "") +
           "\n";
   for (size_t i = 0; i < std::min(report.sp_sizes.size(), kShownLines); ++i) {
     const size_t rank = i / static_cast<size_t>(file.sp_size), sp_rank = i % static_cast<size_t>(file.sp_size);
     const int64_t run = report.num_tokens[rank];
-    text += printed("  %7zu  %10lld", rank, static_cast<long long>(table ? (*file.table)[rank].row.num_tokens : run));
-    if (table) text += printed("  %10lld", static_cast<long long>(run));
-    text += printed("  %7zu  %10lld  %12lld", sp_rank, static_cast<long long>(report.sp_sizes[i]),
-                    static_cast<long long>(report.cu_tokens[i]));
-    if (chunked) text += printed("  %10lld", static_cast<long long>((*report.chunk_sizes)[i]));
+    text += printed("  %4zu", rank) + number(table ? (*file.table)[rank].row.num_tokens : run);
+    if (table) text += number(run);
+    text += printed("  %7zu", sp_rank) + number(report.sp_sizes[i]);
+    text += printed("  %12s", shortened(report.cu_tokens[i], 12).c_str());
+    if (chunked) text += number((*report.chunk_sizes)[i]);
     text += "\n";
   }
   if (report.sp_sizes.size() > kShownLines) text += printed("  ... %zu more\n", report.sp_sizes.size() - kShownLines);

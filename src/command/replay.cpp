@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <random>
 
@@ -93,6 +92,14 @@ class TokenRows {
   fwdmeta_rows_t rows_ = FWDMETA_ROWS_INITIALIZER;
 };
 
+int64_t prefill_tokens(const Scheduler& scheduler) {
+  int64_t tokens = 0;
+  for (size_t slot = 0; slot < scheduler.seq_lens_this_time().size(); ++slot) {
+    if (scheduler.seq_lens_this_time()[slot] > 0) tokens += scheduler.seq_lens_encoder()[slot];
+  }
+  return tokens;
+}
+
 double rounded(double microseconds) { return std::round(microseconds * 100) / 100; }
 
 // Nearest rank in an ascending list, 0 of an empty one.
@@ -157,14 +164,15 @@ ReplayReport replay(std::vector<Request> requests, const ReplayOptions& options)
     const Step step(builder, batch);
     const fwdmeta_counts_t counts = step.wait(0);
     const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begin;
-    report.build_us.push_back(time.count());
-
     if (reference) {
       table.data = scheduler.block_table().data();
       batch.input_ids = input_ids.on_host();
       batch.draft_tokens = draft_tokens.on_host();
       reference->compare(step, batch);
     }
+    report.samples.push_back({counts.num_tokens, prefill_tokens(scheduler), counts.decoder_num_blocks,
+                              counts.encoder_num_blocks, counts.kv_num_blocks, counts.pre_cache_num_blocks,
+                              time.count()});
     ++report.steps;
     report.tokens += counts.num_tokens;
     report.decoder_tiles += counts.decoder_num_blocks;
@@ -179,13 +187,19 @@ ReplayReport replay(std::vector<Request> requests, const ReplayOptions& options)
                                                    std::to_string(scheduler.num_finished()) + " of " +
                                                    std::to_string(num_requests) + " requests");
   }
-  std::sort(report.build_us.begin(), report.build_us.end());
   if (reference) {
     report.checked_arrays = reference->num_arrays();
     report.mismatches = reference->num_mismatches();
     report.first_mismatch = reference->first_mismatch();
   }
   return report;
+}
+
+BuildTime build_time(const ReplayReport& report) {
+  std::vector<double> times;
+  for (const StepSample& sample : report.samples) times.push_back(sample.build_us);
+  std::sort(times.begin(), times.end());
+  return {percentile(times, 0.5), percentile(times, 0.99), percentile(times, 1)};
 }
 
 Json to_json(const ReplayReport& report) {
@@ -198,28 +212,27 @@ Json to_json(const ReplayReport& report) {
   json["encoder_tiles"] = report.encoder_tiles;
   json["kv_tiles"] = report.kv_tiles;
   json["mismatches"] = report.mismatches;
-  json["build_us"] = {{"median", percentile(report.build_us, 0.5)},
-                      {"p99", percentile(report.build_us, 0.99)},
-                      {"max", percentile(report.build_us, 1)}};
+  const BuildTime time = build_time(report);
+  json["build_us"] = {{"median", time.median}, {"p99", time.p99}, {"max", time.max}};
   json["backend"] = backend_name(report.backend);
   json["checked_arrays"] = report.checked_arrays;
   return json;
 }
 
 std::string to_table(const ReplayReport& report, bool checked) {
-  std::string text = "backend: " + std::string(backend_name(report.backend)) + "\n";
-  text += name_value_table({{"steps", report.steps},
-                            {"tokens", report.tokens},
-                            {"decoder tiles", report.decoder_tiles},
-                            {"encoder tiles", report.encoder_tiles},
-                            {"kv tiles", report.kv_tiles}});
-  char line[128];
-  std::snprintf(line, sizeof line, "build: median %.2f us, p99 %.2f us, max %.2f us\n",
-                percentile(report.build_us, 0.5), percentile(report.build_us, 0.99), percentile(report.build_us, 1));
-  text += line;
+  const BuildTime time = build_time(report);
+  const auto count = [](const char* name, int64_t value) {
+    return printed("  %-14s  %13lld\n", name, static_cast<long long>(value));
+  };
+  const auto duration = [](const char* name, double value) { return printed("  %-14s  %13.2f us\n", name, value); };
+  std::string text = printed("backend: %s\n\n", backend_name(report.backend));
+  text += count("steps", report.steps) + count("tokens", report.tokens) + count("decoder tiles", report.decoder_tiles) +
+          count("encoder tiles", report.encoder_tiles) + count("kv tiles", report.kv_tiles) +
+          duration("build, median", time.median) + duration("build, p99", time.p99) + duration("build, max", time.max);
   if (checked) {
-    text += "check: " + std::to_string(report.checked_arrays) + " arrays compared with the host backend, " +
-            std::to_string(report.mismatches) + " differ\n";
+    text +=
+        "\n" + wrapped("check: ", std::to_string(report.checked_arrays) + " arrays compared with the host backend, " +
+                                      std::to_string(report.mismatches) + " differ");
   }
   return text;
 }

@@ -31,6 +31,17 @@ struct ReplayOptions {
   fwdmeta_backend_t backend = FWDMETA_BACKEND_AUTO;
 };
 
+struct StepSample {
+  int64_t tokens, prefill_tokens;
+  int64_t decoder_tiles, encoder_tiles, kv_tiles, pre_cache_tiles;
+  double build_us;
+};
+
+// Nearest ranks of the steps' build times, in hundredths of a microsecond; 0 without a step.
+struct BuildTime {
+  double median, p99, max;
+};
+
 struct ReplayReport {
   fwdmeta_backend_t backend = FWDMETA_BACKEND_HOST;  // HOST or CUDA
   int64_t steps = 0;
@@ -41,8 +52,10 @@ struct ReplayReport {
   int64_t checked_arrays = 0;
   int64_t mismatches = 0;
   std::string first_mismatch;
-  std::vector<double> build_us;  // one a step, ascending
+  std::vector<StepSample> samples;  // one a step, in their order
 };
+
+BuildTime build_time(const ReplayReport& report);
 
 // Serves the trace as fast as it goes and builds every step.
 ReplayReport replay(std::vector<Request> requests, const ReplayOptions& options);

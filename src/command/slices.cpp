@@ -1,7 +1,6 @@
 #include "slices.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 
 #include "json_fields.h"
@@ -37,13 +36,6 @@ void refuse_lengths_past_int32(const SlicesFile& file) {
     throw LibraryError(FWDMETA_INVALID_BATCH, "request " + std::to_string(large - values.begin()) + ": " + name + " " +
                                                   std::to_string(*large) + " is past int32");
   }
-}
-
-template <typename... Args>
-std::string printed(const char* format, Args... args) {
-  char line[128];
-  std::snprintf(line, sizeof line, format, args...);
-  return line;
 }
 
 std::string range(int32_t begin, int32_t end) { return "[" + std::to_string(begin) + ", " + std::to_string(end) + ")"; }

@@ -11,14 +11,11 @@
 #include "build/builder.h"
 
 namespace fwdmeta {
-namespace {
-
-constexpr int64_t kShownElements = 32;
 
 // Collects the dump and hands it over in pieces. The first refusal of the callback stops it.
-class Output {
+class DumpOutput {
  public:
-  Output(fwdmeta_write_callback_t write, void* user) : write_(write), user_(user) {}
+  DumpOutput(fwdmeta_write_callback_t write, void* user) : write_(write), user_(user) {}
 
   __attribute__((format(printf, 2, 3))) void Print(const char* format, ...) {
     char piece[512];
@@ -57,6 +54,10 @@ class Output {
   std::string text_;
 };
 
+namespace {
+
+constexpr int64_t kShownElements = 32;
+
 double HalfToDouble(uint16_t bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   const double sign = bits >> 15 != 0 ? -1.0 : 1.0;
@@ -72,7 +73,7 @@ double BFloatToDouble(uint16_t bits) {
 }
 
 // JSON has no words for infinities and NaN. The shortest text that reads back the same, in any locale.
-void PrintFloat(Output* out, double value) {
+void PrintFloat(DumpOutput* out, double value) {
   char text[32] = "null";
   if (std::isfinite(value)) *std::to_chars(text, text + sizeof(text) - 1, value).ptr = '\0';
   out->Print("%s", text);
@@ -102,7 +103,7 @@ bool Printable(const fwdmeta_tensor_t& t) {
   }
 }
 
-void PrintElement(Output* out, const fwdmeta_tensor_t& t, const unsigned char* p) {
+void PrintElement(DumpOutput* out, const fwdmeta_tensor_t& t, const unsigned char* p) {
   if (t.dtype_code == FWDMETA_DTYPE_FLOAT || t.dtype_code == FWDMETA_DTYPE_BFLOAT) {
     PrintFloat(out, t.dtype_code == FWDMETA_DTYPE_BFLOAT ? BFloatToDouble(Load<uint16_t>(p))
                     : t.dtype_bits == 16                 ? HalfToDouble(Load<uint16_t>(p))
@@ -132,7 +133,7 @@ bool RowMajor(const fwdmeta_tensor_t& t) {
 
 class Dumper {
  public:
-  Dumper(const Builder& builder, bool json, Output* out) : backend_(builder.backend()), json_(json), out_(out) {}
+  Dumper(const Builder& builder, bool json, DumpOutput* out) : backend_(builder.backend()), json_(json), out_(out) {}
 
   Status Tensor(const char* name, const char* origin, const fwdmeta_tensor_t& t) {
     constexpr const char* kCodes[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
@@ -196,9 +197,23 @@ class Dumper {
 
   Backend& backend_;
   bool json_;
-  Output* out_;
+  DumpOutput* out_;
   bool first_ = true;
 };
+
+// By fwdmeta_attr_t, as they are called without the prefix.
+constexpr const char* kAttributeNames[FWDMETA_ATTR_COUNT] = {"forward_mode",
+                                                             "exist_prefill",
+                                                             "real_bsz",
+                                                             "is_zero_size",
+                                                             "step",
+                                                             "generation",
+                                                             "step_use_cudagraph",
+                                                             "rope_already_applied",
+                                                             "is_dummy_or_profile_run",
+                                                             "pre_caches_length",
+                                                             "moe_num_chunk",
+                                                             "max_moe_num_chunk"};
 
 }  // namespace
 
@@ -214,14 +229,52 @@ Status Meta::Dump(fwdmeta_dump_format_t format, fwdmeta_write_callback_t write, 
   return status;
 }
 
+// Derived ones are null where the counts cannot be read.
+void Meta::DumpAttributes(bool json, DumpOutput* out) const {
+  if (json) out->Print(",\n  \"attributes\": {");
+  for (fwdmeta_attr_t attr = 0; attr < FWDMETA_ATTR_COUNT; ++attr) {
+    int64_t value = 0;
+    const bool known = GetAttr(attr, &value) == FWDMETA_OK;
+    out->Print(json ? "%s\"%s\": " : "%s%-28s ", json && attr > 0 ? ", " : "", kAttributeNames[attr]);
+    if (known) {
+      out->Print("%" PRId64, value);
+    } else {
+      out->Print("null");
+    }
+    if (!json) out->Print("\n");
+  }
+  char name[kLongestName + 1];
+  void* backend = nullptr;
+  bool is_set = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_set = has_attn_backend_;
+    if (is_set) std::memcpy(name, attn_backend_name_, sizeof(name));
+    backend = attn_backend_;
+  }
+  out->Print(json ? "}, \"attn_backend\": " : "%-28s ", "attn_backend");
+  if (!is_set) {
+    out->Print("null");
+  } else if (json) {
+    out->Print("{\"name\": ");
+    out->Quote(name);
+    out->Print(", \"address\": \"%p\"}", backend);
+  } else {
+    out->Print("%s %p", name, backend);
+  }
+  if (!json) out->Print("\n");
+}
+
 Status Meta::DumpAll(bool json, fwdmeta_write_callback_t write, void* user) const {
   FWDMETA_TRY(builder_->backend().Synchronize(stream_));
-  Output out(write, user);
-  out.Print(json ? "{\"schema\": \"fwdmeta.dump/1\", \"step\": %" PRId64 ", \"generation\": %d, \"counts\": "
-                 : "step %" PRId64 ", generation %d\n",
-            step_, generation_);
+  DumpOutput out(write, user);
   fwdmeta_counts_t counts = FWDMETA_COUNTS_INITIALIZER;
-  Wait(0, 0, &counts);  // an expired or unready entry leaves them zero; the device's copy is among the fields
+  // An expired or unready entry leaves them zero, as the status says; the device's copy is among the fields.
+  const Status status_of_counts = Wait(0, 0, &counts);
+  out.Print(json ? "{\"schema\": \"fwdmeta.dump/1\", \"step\": %" PRId64
+                   ", \"generation\": %d, \"status\": \"%s\", \"counts\": "
+                 : "step %" PRId64 ", generation %d, status %s\n",
+            step_, generation_, StatusName(status_of_counts));
   constexpr const char* kNames[kNumCounts] = {"batch_size",
                                               "num_live",
                                               "num_prefill",
@@ -244,7 +297,9 @@ Status Meta::DumpAll(bool json, fwdmeta_write_callback_t write, void* user) cons
   for (int i = 0; i < kNumCounts; ++i) {
     out.Print(json ? "%s\"%s\": %d" : "%s%-28s %d\n", json ? (i == 0 ? "{" : ", ") : "", kNames[i], values[i]);
   }
-  if (json) out.Print("}, \"fields\": [");
+  if (json) out.Print("}");
+  DumpAttributes(json, &out);
+  if (json) out.Print(", \"fields\": [");
   Dumper dumper(*builder_, json, &out);
   for (int32_t i = 0; i < FWDMETA_FIELD_COUNT; ++i) {
     const bool by_group = kFields[i].shape == Shape::kTokensByGroup;

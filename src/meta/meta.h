@@ -11,6 +11,7 @@
 namespace fwdmeta {
 
 class Builder;
+class DumpOutput;
 struct CountsBlock;
 
 class Meta {
@@ -36,6 +37,7 @@ class Meta {
   bool captured() const { return step_ == 0; }
 
  private:
+  void DumpAttributes(bool json, DumpOutput* out) const;
   Status DumpAll(bool json, fwdmeta_write_callback_t write, void* user) const;
   Status GetDerived(fwdmeta_attr_t attr, int64_t* out) const;
 

@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/math.h"
+#include "base/metrics.h"
 #include "build/cuda/context.h"
 #include "build/cuda/kernel_args.h"
 #include "build/cuda/reaper.h"
@@ -303,12 +304,12 @@ class CudaBackend final : public Reapable {
   Status Allocate() {
     const Layout layout = MakeLayout(config_, plan_);
     bytes_ = CudaArenaBytes(config_, plan_);
-    FWDMETA_TRY(AllocateArena(config_.device_allocator, bytes_.device, "device", &device_arena_,
+    FWDMETA_TRY(AllocateArena(config_.device_allocator, bytes_.device, "device", Memory::kDevice, &device_arena_,
                               [](void** out, size_t bytes) { return cudaMalloc(out, bytes); }));
-    FWDMETA_TRY(
-        AllocateArena(config_.pinned_allocator, bytes_.pinned, "pinned", &pinned_arena_, [](void** out, size_t bytes) {
-          return cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-        }));
+    FWDMETA_TRY(AllocateArena(config_.pinned_allocator, bytes_.pinned, "pinned", Memory::kPinned, &pinned_arena_,
+                              [](void** out, size_t bytes) {
+                                return cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+                              }));
     void* alias = nullptr;
     FWDMETA_CUDA_TRY(cudaHostGetDevicePointer(&alias, pinned_arena_, 0));
     pinned_alias_ = static_cast<unsigned char*>(alias);
@@ -347,7 +348,7 @@ class CudaBackend final : public Reapable {
   }
 
   template <class Default>
-  static Status AllocateArena(const fwdmeta_allocator_t& allocator, int64_t bytes, const char* name,
+  static Status AllocateArena(const fwdmeta_allocator_t& allocator, int64_t bytes, const char* name, Memory kind,
                               unsigned char** out, Default by_default) {
     void* memory = nullptr;
     if (allocator.alloc != nullptr) {
@@ -369,9 +370,11 @@ class CudaBackend final : public Reapable {
       }
     }
     *out = static_cast<unsigned char*>(memory);
+    AddBytes(kind, bytes);
     return CheckArenaAlignment(memory, name);
   }
   void FreeDevice(void* memory) {
+    AddBytes(Memory::kDevice, -bytes_.device);
     const fwdmeta_allocator_t& allocator = config_.device_allocator;
     if (allocator.free != nullptr) {
       allocator.free(memory, bytes_.device, allocator.user);
@@ -380,6 +383,7 @@ class CudaBackend final : public Reapable {
     }
   }
   void FreePinned(void* memory) {
+    AddBytes(Memory::kPinned, -bytes_.pinned);
     const fwdmeta_allocator_t& allocator = config_.pinned_allocator;
     if (allocator.free != nullptr) {
       allocator.free(memory, bytes_.pinned, allocator.user);

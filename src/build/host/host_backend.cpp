@@ -5,6 +5,7 @@
 #include <iterator>
 #include <new>
 
+#include "base/metrics.h"
 #include "build/advance.h"
 #include "build/cut.h"
 
@@ -219,7 +220,9 @@ class HostBackend final : public Backend {
     bytes_ = HostArenaBytes(config, plan);
   }
   ~HostBackend() override {
-    if (arena_ != nullptr) allocator_.free(arena_, bytes_.host, allocator_.user);
+    if (arena_ == nullptr) return;
+    allocator_.free(arena_, bytes_.host, allocator_.user);
+    AddBytes(Memory::kHost, -bytes_.host);
   }
 
   Status Allocate() {
@@ -227,6 +230,7 @@ class HostBackend final : public Backend {
     if (arena_ == nullptr) {
       return Fail(FWDMETA_OUT_OF_MEMORY, "the host allocator gave none of %lld bytes", (long long)bytes_.host);
     }
+    AddBytes(Memory::kHost, bytes_.host);
     FWDMETA_TRY(CheckArenaAlignment(arena_, "host"));
     const int64_t mirror = MirrorBytes(config_);
     std::memset(arena_, 0, mirror);
