@@ -230,8 +230,7 @@ class CudaBackend final : public Reapable {
       return Fail(FWDMETA_BUSY, "%d readers of set %d are open or pending, the limit is %d", set.open + set.pending,
                   generation, kReadersPerSet);
     }
-    FWDMETA_CUDA_TRY(cudaEventRecord(set.built, static_cast<cudaStream_t>(build_stream)));
-    FWDMETA_CUDA_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(reader), set.built, 0));
+    FWDMETA_TRY(WaitForStream(set.built, build_stream, reader));
     ++set.open;
     return FWDMETA_OK;
   }
@@ -255,6 +254,14 @@ class CudaBackend final : public Reapable {
   int32_t pending_readers(int32_t generation) const override {
     std::lock_guard<std::mutex> lock(readers_mutex_);
     return readers_[generation].pending;
+  }
+
+  Status OrderAfterBuild(int32_t generation, fwdmeta_stream_t build_stream, fwdmeta_stream_t consumer) override {
+    FWDMETA_TRY(RefuseCapture(build_stream));
+    FWDMETA_TRY(RefuseCapture(consumer));
+    ContextGuard guard(context_);
+    std::lock_guard<std::mutex> lock(readers_mutex_);
+    return WaitForStream(readers_[generation].built, build_stream, consumer);
   }
 
   Status Synchronize(fwdmeta_stream_t stream) override {
@@ -286,7 +293,7 @@ class CudaBackend final : public Reapable {
 
  private:
   struct ReaderState {
-    cudaEvent_t built = nullptr;  // recorded on the build's stream for a reader to wait on
+    cudaEvent_t built = nullptr;  // recorded on the build's stream for another stream to wait on
     cudaEvent_t events[kReadersPerSet] = {};
     int32_t open = 0, pending = 0;
   };
@@ -473,6 +480,12 @@ class CudaBackend final : public Reapable {
     std::lock_guard<std::mutex> lock(readers_mutex_);
     const ReaderState& set = readers_[generation];
     for (int32_t i = 0; i < set.pending; ++i) FWDMETA_CUDA_TRY(cudaStreamWaitEvent(stream, set.events[i], 0));
+    return FWDMETA_OK;
+  }
+  // `later` waits for what `earlier` holds. Under the lock, as the event is the set's.
+  static Status WaitForStream(cudaEvent_t event, fwdmeta_stream_t earlier, fwdmeta_stream_t later) {
+    FWDMETA_CUDA_TRY(cudaEventRecord(event, static_cast<cudaStream_t>(earlier)));
+    FWDMETA_CUDA_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(later), event, 0));
     return FWDMETA_OK;
   }
   // Once what waits for them has been launched.

@@ -18,10 +18,5 @@ class Reapable : public Backend {
 void Reap(Reapable* backend);
 // Waits, not for ever, until what has been given to Reap is freed: for a creation that found no memory.
 void DrainReaper();
-// While one lives on a thread, that thread makes no CUDA call on behalf of ended backends (CUDA's own callbacks).
-struct NoCudaCalls {
-  NoCudaCalls();
-  ~NoCudaCalls();
-};
 
 }  // namespace fwdmeta
