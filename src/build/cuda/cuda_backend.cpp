@@ -565,6 +565,7 @@ ArenaBytes CudaArenaBytes(const Config& config, const Plan& plan) {
 Status CreateCudaBackend(Config* config, Plan* plan, BackendPtr* out) {
   std::unique_ptr<CudaBackend> backend(new CudaBackend);
   FWDMETA_TRY(backend->Create(config, plan));
+  PrepareReaper();
   *out = BackendPtr(backend.release(), [](Backend* ended) { Reap(static_cast<Reapable*>(ended)); });
   return FWDMETA_OK;
 }

@@ -84,6 +84,8 @@ Reaper& TheReaper() {
 
 }  // namespace
 
+void PrepareReaper() { TheReaper(); }
+
 void Reap(Reapable* backend) {
   if (no_cuda_calls == 0 && backend->FreesAtOnce() && backend->Done()) {
     delete backend;
