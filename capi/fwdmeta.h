@@ -252,8 +252,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_get_capacities(const fwdmeta_config_t *conf
  * CUDA_ERROR. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_create(const fwdmeta_config_t *config, fwdmeta_builder_t *out);
 
-/* Ends the handle and returns at once. The memory is freed when the last holder is gone (this handle, metas, captured
- * graphs) and the recorded work is done. OK for 0. May be called while capturing. */
+/* Ends the handle and returns at once. The memory is freed when the last holder is gone (this handle, metas, DLPack
+ * tensors, captured graphs) and the recorded work is done. OK for 0. May be called while capturing. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_destroy(fwdmeta_builder_t builder);
 
 typedef struct fwdmeta_builder_info {
