@@ -29,8 +29,8 @@
  *          builders are independent. All other calls may come from any thread at any time.
  * STREAMS  `fwdmeta_stream_t` is a cudaStream_t; null is CUDA's default stream. Builds and replays of one builder are
  *          ordered on the device by the caller. A stream may be destroyed once its calls have returned; only
- *          fwdmeta_meta_reader_begin and fwdmeta_meta_dump need the stream that the step was built on. The host
- *          backend ignores streams.
+ *          fwdmeta_meta_reader_begin, fwdmeta_meta_dump and a DLPack tensor for another stream need the stream that the
+ *          step was built on. The host backend ignores streams.
  * CAPTURE  Every call may be made while a stream is being captured, and breaks no capture; those that say
  *          NOT_CAPTURABLE refuse when their own stream is.
  * DEVICE   The current device and context of the calling thread are the same after every call, errors included.
@@ -252,8 +252,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_get_capacities(const fwdmeta_config_t *conf
  * CUDA_ERROR. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_create(const fwdmeta_config_t *config, fwdmeta_builder_t *out);
 
-/* Ends the handle and returns at once. The memory is freed when the last holder is gone (this handle, metas, captured
- * graphs) and the recorded work is done. OK for 0. May be called while capturing. */
+/* Ends the handle and returns at once. The memory is freed when the last holder is gone (this handle, metas, DLPack
+ * tensors, captured graphs) and the recorded work is done. OK for 0. May be called while capturing. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_destroy(fwdmeta_builder_t builder);
 
 typedef struct fwdmeta_builder_info {
@@ -616,6 +616,81 @@ FWDMETA_API fwdmeta_status_t fwdmeta_meta_get_attn_backend(fwdmeta_meta_t meta, 
  * itself. On the host backend both only count. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_reader_begin(fwdmeta_meta_t meta, fwdmeta_stream_t stream);
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_reader_end(fwdmeta_meta_t meta, fwdmeta_stream_t stream);
+
+/*
+ * DLPack: a built field as a tensor that other libraries take without a copy. What is handed out is DLPack's own struct
+ * (https://dmlc.github.io/dlpack, the 0.x one, or version 1.0's with flags), so this header declares the two names
+ * alone and dlpack.h, where the caller has it, completes them.
+ *
+ * The tensor has one dimension with stride 1, byte_offset 0, the dtype of fwdmeta_meta_get_field but for is_padding,
+ * which is bool, and null data where it has no elements. The versioned one says that it is read-only. The older struct
+ * cannot: whoever takes it must not write.
+ *
+ * The tensor holds the builder's memory until its deleter, which the taker calls once: metas, builder and stream may
+ * end before. The deleter may be called on any thread and at any time, also while capturing and at exit, does not block
+ * and makes no CUDA call; the library must still be loaded. The struct is freed with it.
+ *
+ * It holds the memory, not what is in it. As with an address from fwdmeta_meta_get, the set's next build overwrites the
+ * arrays and the mirror's next round the *_cpu ones, whoever has tensors of them. A consumer on another stream is
+ * protected by fwdmeta_meta_reader_begin and _end around its work; one on the build's stream is in order anyway.
+ */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+
+/* DLPack's numbers of devices. */
+typedef int32_t fwdmeta_dlpack_device_t;
+enum {
+  FWDMETA_DLPACK_CPU = 1,      /* every array of the host backend; device id 0 */
+  FWDMETA_DLPACK_CUDA = 2,     /* device arrays; the id is the CUDA ordinal */
+  FWDMETA_DLPACK_CUDA_HOST = 3 /* *_cpu arrays of the CUDA backend, in pinned memory; id 0 */
+};
+
+typedef int32_t fwdmeta_dlpack_shape_t;
+enum {
+  FWDMETA_DLPACK_CAPACITY = 0, /* the whole array, as fwdmeta_meta_get_field */
+  FWDMETA_DLPACK_LIVE = 1 /* the step's part: the mapping's count; batch_size, or one more of prefix sums; T of token
+                           * arrays; num_output_tokens of output rows; all of the others. Needs the counts */
+};
+
+typedef struct fwdmeta_dlpack_args {
+  uint64_t struct_size;
+  fwdmeta_field_t field;
+  int32_t group;                       /* of SLOT_MAPPING, else 0 */
+  fwdmeta_dlpack_shape_t shape;        /* CAPACITY */
+  fwdmeta_dlpack_device_t device_type; /* 0: the array's own. FWDMETA_DLPACK_CPU labels pinned memory so too, for takers
+                                        * that do not know CUDA_HOST. Any other than the own is UNSUPPORTED */
+} fwdmeta_dlpack_args_t;
+#define FWDMETA_DLPACK_ARGS_INITIALIZER \
+  { sizeof(fwdmeta_dlpack_args_t), 0, 0, FWDMETA_DLPACK_CAPACITY, 0 }
+
+/* What a tensor of the field will say of its device. Either output may be null. Fails as fwdmeta_meta_get_field. Any
+ * thread, any time. */
+FWDMETA_API fwdmeta_status_t fwdmeta_meta_dlpack_device(fwdmeta_meta_t meta, const fwdmeta_dlpack_args_t *args,
+                                                        fwdmeta_dlpack_device_t *out_type, int32_t *out_id);
+
+/*
+ * Makes a tensor for a consumer on `stream`, which waits on the device for all that the build's stream holds; the host
+ * does not wait. `stream` is a number as in Python's __dlpack__: 1 is the legacy default stream, 2 the per-thread
+ * default stream of the calling thread, any greater number a cudaStream_t, -1 no synchronisation. 0 and other negative
+ * numbers are INVALID_ARGUMENT (Python's None is 1). On the host backend a build is complete when its call returns, and
+ * the stream is ignored. On the build's own stream there is nothing to wait for. Otherwise it is NOT_CAPTURABLE while
+ * either stream is being captured, UNAVAILABLE for the meta of a captured build, whose replays the engine orders
+ * itself, and needs the build's stream to exist. *_cpu arrays are for the host once the counts can be read, and for a
+ * kernel on `stream` at once.
+ *
+ * Allocates a small host object. Fails as fwdmeta_meta_get_field; a LIVE shape also as fwdmeta_meta_wait with timeout 0
+ * (NOT_READY, EXPIRED, the status of a step with an error). On failure *out is not written. Any thread, any time.
+ */
+FWDMETA_API fwdmeta_status_t fwdmeta_meta_to_dlpack(fwdmeta_meta_t meta, const fwdmeta_dlpack_args_t *args,
+                                                    int64_t stream, struct DLManagedTensor **out);
+FWDMETA_API fwdmeta_status_t fwdmeta_meta_to_dlpack_versioned(fwdmeta_meta_t meta, const fwdmeta_dlpack_args_t *args,
+                                                              int64_t stream, struct DLManagedTensorVersioned **out);
+/* The same without a stream: no CUDA call, nothing is waited for, the caller orders its reads behind the build. */
+FWDMETA_API fwdmeta_status_t fwdmeta_meta_to_dlpack_no_sync(fwdmeta_meta_t meta, const fwdmeta_dlpack_args_t *args,
+                                                            struct DLManagedTensor **out);
+FWDMETA_API fwdmeta_status_t fwdmeta_meta_to_dlpack_versioned_no_sync(fwdmeta_meta_t meta,
+                                                                      const fwdmeta_dlpack_args_t *args,
+                                                                      struct DLManagedTensorVersioned **out);
 
 typedef int32_t fwdmeta_dump_format_t;
 enum { FWDMETA_DUMP_JSON = 0, FWDMETA_DUMP_TEXT = 1 };

@@ -14,6 +14,7 @@ int fwdmeta_test_header_as_c(void) {
   fwdmeta_advance_args_t args = FWDMETA_ADVANCE_ARGS_INITIALIZER;
   fwdmeta_advance_counts_t advanced = FWDMETA_ADVANCE_COUNTS_INITIALIZER;
   fwdmeta_tensor_t tensor = FWDMETA_TENSOR_INITIALIZER;
+  fwdmeta_dlpack_args_t dlpack = FWDMETA_DLPACK_ARGS_INITIALIZER;
   fwdmeta_allocator_t allocator = FWDMETA_ALLOCATOR_INITIALIZER;
   fwdmeta_group_config_t group = {64, FWDMETA_DEFAULT, 0};
   /* The initializers state the size and the documented defaults. */
@@ -33,5 +34,7 @@ int fwdmeta_test_header_as_c(void) {
          batch.num_padded_tokens == -1 && batch.generation == FWDMETA_DEFAULT && batch.draft_tokens.data == NULL &&
          counts.struct_size == sizeof(counts) && args.struct_size == sizeof(args) && args.num_draft_tokens == 0 &&
          args.stream == NULL && advanced.struct_size == sizeof(advanced) && tensor.struct_size == sizeof(tensor) &&
-         tensor.dtype_bits == 32 && tensor.dtype_lanes == 1 && allocator.user == NULL && group.replicated == 0;
+         tensor.dtype_bits == 32 && tensor.dtype_lanes == 1 && dlpack.struct_size == sizeof(dlpack) &&
+         dlpack.shape == FWDMETA_DLPACK_CAPACITY && dlpack.device_type == 0 && allocator.user == NULL &&
+         group.replicated == 0;
 }

@@ -83,6 +83,9 @@ class Backend {
   virtual int32_t open_readers(int32_t generation) const = 0;
   virtual int32_t pending_readers(int32_t generation) const = 0;
 
+  // `consumer` waits for what the build's stream holds, on the device. The two are different streams.
+  virtual Status OrderAfterBuild(int32_t generation, fwdmeta_stream_t build_stream, fwdmeta_stream_t consumer) = 0;
+
   // For dumps: the stream's work done, then device bytes to the host.
   virtual Status Synchronize(fwdmeta_stream_t stream) = 0;
   virtual Status CopyToHost(const void* source, int64_t bytes, void* target) = 0;
@@ -97,6 +100,15 @@ class Backend {
 
 // Deleters give the memory back after the recorded work, without blocking the caller.
 using BackendPtr = std::unique_ptr<Backend, void (*)(Backend*)>;
+
+// While one lives on a thread, that thread makes no CUDA call on behalf of ended backends (CUDA's own callbacks, and
+// whoever lets go of a builder where a call might fail).
+struct NoCudaCalls {
+  NoCudaCalls();
+  ~NoCudaCalls();
+  NoCudaCalls(const NoCudaCalls&) = delete;
+  NoCudaCalls& operator=(const NoCudaCalls&) = delete;
+};
 
 constexpr int32_t kMaxCudaSlots = 131072;
 constexpr int64_t kHostBackendSms = 132;  // of an H200, so that its tuning runs can be reproduced anywhere

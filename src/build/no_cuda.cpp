@@ -11,4 +11,7 @@ Status CreateCudaBackend(Config*, Plan*, BackendPtr*) {
   return Fail(FWDMETA_NO_DEVICE, "this library was built without the CUDA backend");
 }
 
+NoCudaCalls::NoCudaCalls() = default;
+NoCudaCalls::~NoCudaCalls() = default;
+
 }  // namespace fwdmeta

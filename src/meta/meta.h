@@ -13,6 +13,8 @@ namespace fwdmeta {
 class Builder;
 class DumpOutput;
 struct CountsBlock;
+struct DlDevice;
+struct DlTensor;
 
 class Meta {
  public:
@@ -32,6 +34,12 @@ class Meta {
   Status ReaderBegin(fwdmeta_stream_t stream);
   Status ReaderEnd(fwdmeta_stream_t stream);
   Status CheckNoOpenReader() const;
+  // Of a tensor that GetField gave; `asked` may be 0.
+  Status DlpackDevice(const fwdmeta_tensor_t& tensor, int32_t asked, DlDevice* out) const;
+  // A struct of DLPack that holds `builder`. `stream` is a number as in fwdmeta_meta_to_dlpack, kDlNoSync among them.
+  template <class Managed>
+  Status ToDlpack(const std::shared_ptr<Builder>& builder, const fwdmeta_dlpack_args_t& args, int64_t stream,
+                  Managed** out) const;
   Status Dump(fwdmeta_dump_format_t format, fwdmeta_write_callback_t write, void* user) const;
 
   bool captured() const { return step_ == 0; }
@@ -40,6 +48,9 @@ class Meta {
   void DumpAttributes(bool json, DumpOutput* out) const;
   Status DumpAll(bool json, fwdmeta_write_callback_t write, void* user) const;
   Status GetDerived(fwdmeta_attr_t attr, int64_t* out) const;
+  // All of a DLPack tensor but where its shape and strides lie.
+  Status DescribeDlpack(const fwdmeta_dlpack_args_t& args, DlTensor* out, int64_t* size) const;
+  Status OrderAfterBuild(int64_t stream) const;
 
   Builder* builder_ = nullptr;  // kept alive by the handle
   int32_t generation_ = 0;

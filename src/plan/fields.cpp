@@ -38,8 +38,8 @@ const Field kFields[FWDMETA_FIELD_COUNT] = {
     {"ids_remove_padding", DType::kI64, Shape::kTokens, Tail::kPadTokenId, false, true},
     {"seq_lens_output", DType::kI32, Shape::kBatch, Tail::kZero, false, true},
     {"cu_seqlens_q_output", DType::kI32, Shape::kBatchPlusOne, Tail::kZero, false, true},
-    {"batch_id_per_token_output", DType::kI32, Shape::kTokens, Tail::kMinusOne, false, true},
-    {"logits_indices", DType::kI32, Shape::kTokens, Tail::kMinusOne, false, true},
+    {"batch_id_per_token_output", DType::kI32, Shape::kOutputRows, Tail::kMinusOne, false, true},
+    {"logits_indices", DType::kI32, Shape::kOutputRows, Tail::kMinusOne, false, true},
     {"last_token_index", DType::kI32, Shape::kBatch, Tail::kMinusOne, false, true},
     {"max_len_tensor", DType::kI32, Shape::kMaxLen, Tail::kZero, false, false},
     {"max_len_tensor_cpu", DType::kI32, Shape::kMaxLen, Tail::kZero, true, false},
@@ -65,6 +65,7 @@ int64_t ElementCount(const Plan& plan, Shape shape) {
       return int64_t{plan.max_batch_size} + 1;
     case Shape::kTokens:
     case Shape::kTokensByGroup:
+    case Shape::kOutputRows:
       return plan.max_num_tokens;
     case Shape::kMaxLen:
       return FWDMETA_MAX_LEN_COUNT;
@@ -74,6 +75,34 @@ int64_t ElementCount(const Plan& plan, Shape shape) {
       return kNumCounts64;
   }
   return 0;
+}
+
+int64_t LiveElementCount(const Plan& plan, Shape shape, const fwdmeta_counts_t& counts) {
+  switch (shape) {
+    case Shape::kDecoder:
+      return counts.decoder_num_blocks;
+    case Shape::kEncoder:
+      return counts.encoder_num_blocks;
+    case Shape::kKv:
+      return counts.kv_num_blocks;
+    case Shape::kPreCache:
+      return counts.pre_cache_num_blocks;
+    case Shape::kBatch:
+      return counts.batch_size;
+    case Shape::kBatchPlusOne:
+      return int64_t{counts.batch_size} + 1;
+    case Shape::kTokens:
+    case Shape::kTokensByGroup:
+      return counts.num_padded_tokens;
+    case Shape::kOutputRows:
+      return counts.num_output_tokens;
+    case Shape::kOne:
+    case Shape::kMaxLen:
+    case Shape::kCounts:
+    case Shape::kCounts64:
+      break;
+  }
+  return ElementCount(plan, shape);
 }
 
 int64_t TailValue(const Plan& plan, Tail tail) {

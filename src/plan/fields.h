@@ -7,7 +7,7 @@
 
 namespace fwdmeta {
 
-enum class DType : uint8_t { kI32, kI64, kU8 };
+enum class DType : uint8_t { kI32, kI64, kU8 };  // kU8: 0 or 1
 
 enum class Shape : uint8_t {
   kDecoder,  // [capacity of the mapping]
@@ -17,8 +17,9 @@ enum class Shape : uint8_t {
   kOne,            // [1]
   kBatch,          // [max_batch_size]
   kBatchPlusOne,   // [max_batch_size + 1]
-  kTokens,         // [max_num_tokens]
-  kTokensByGroup,  // [max_num_tokens] for each cache group
+  kTokens,         // [max_num_tokens], on the token axis
+  kTokensByGroup,  // the same for each cache group
+  kOutputRows,     // [max_num_tokens], an entry a row that needs logits
   kMaxLen,         // [9]
   kCounts,         // [18]
   kCounts64,       // [3]
@@ -42,6 +43,8 @@ constexpr int32_t kNumCounts64 = 3;
 
 inline int64_t ElementSize(DType dtype) { return dtype == DType::kI32 ? 4 : dtype == DType::kI64 ? 8 : 1; }
 int64_t ElementCount(const Plan& plan, Shape shape);
+// The leading elements that a step with these counts is about; what follows is tail.
+int64_t LiveElementCount(const Plan& plan, Shape shape, const fwdmeta_counts_t& counts);
 int64_t TailValue(const Plan& plan, Tail tail);
 
 // Whether a builder of this configuration has the field at all.

@@ -231,8 +231,7 @@ class CudaBackend final : public Reapable {
       return Fail(FWDMETA_BUSY, "%d readers of set %d are open or pending, the limit is %d", set.open + set.pending,
                   generation, kReadersPerSet);
     }
-    FWDMETA_CUDA_TRY(cudaEventRecord(set.built, static_cast<cudaStream_t>(build_stream)));
-    FWDMETA_CUDA_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(reader), set.built, 0));
+    FWDMETA_TRY(WaitForStream(set.built, build_stream, reader));
     ++set.open;
     return FWDMETA_OK;
   }
@@ -256,6 +255,14 @@ class CudaBackend final : public Reapable {
   int32_t pending_readers(int32_t generation) const override {
     std::lock_guard<std::mutex> lock(readers_mutex_);
     return readers_[generation].pending;
+  }
+
+  Status OrderAfterBuild(int32_t generation, fwdmeta_stream_t build_stream, fwdmeta_stream_t consumer) override {
+    FWDMETA_TRY(RefuseCapture(build_stream));
+    FWDMETA_TRY(RefuseCapture(consumer));
+    ContextGuard guard(context_);
+    std::lock_guard<std::mutex> lock(readers_mutex_);
+    return WaitForStream(readers_[generation].built, build_stream, consumer);
   }
 
   Status Synchronize(fwdmeta_stream_t stream) override {
@@ -287,7 +294,7 @@ class CudaBackend final : public Reapable {
 
  private:
   struct ReaderState {
-    cudaEvent_t built = nullptr;  // recorded on the build's stream for a reader to wait on
+    cudaEvent_t built = nullptr;  // recorded on the build's stream for another stream to wait on
     cudaEvent_t events[kReadersPerSet] = {};
     int32_t open = 0, pending = 0;
   };
@@ -479,6 +486,12 @@ class CudaBackend final : public Reapable {
     for (int32_t i = 0; i < set.pending; ++i) FWDMETA_CUDA_TRY(cudaStreamWaitEvent(stream, set.events[i], 0));
     return FWDMETA_OK;
   }
+  // `later` waits for what `earlier` holds. Under the lock, as the event is the set's.
+  static Status WaitForStream(cudaEvent_t event, fwdmeta_stream_t earlier, fwdmeta_stream_t later) {
+    FWDMETA_CUDA_TRY(cudaEventRecord(event, static_cast<cudaStream_t>(earlier)));
+    FWDMETA_CUDA_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(later), event, 0));
+    return FWDMETA_OK;
+  }
   // Once what waits for them has been launched.
   void ForgetReaders(int32_t generation) {
     std::lock_guard<std::mutex> lock(readers_mutex_);
@@ -556,6 +569,7 @@ ArenaBytes CudaArenaBytes(const Config& config, const Plan& plan) {
 Status CreateCudaBackend(Config* config, Plan* plan, BackendPtr* out) {
   std::unique_ptr<CudaBackend> backend(new CudaBackend);
   FWDMETA_TRY(backend->Create(config, plan));
+  PrepareReaper();
   *out = BackendPtr(backend.release(), [](Backend* ended) { Reap(static_cast<Reapable*>(ended)); });
   return FWDMETA_OK;
 }

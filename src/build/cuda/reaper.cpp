@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -13,21 +14,25 @@ thread_local int no_cuda_calls = 0;
 
 class Reaper {
  public:
-  ~Reaper() {
+  // When the library is unloaded. What is left then goes with the process: its work may still be running.
+  void Stop() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stopping_ = true;
     }
     changed_.notify_all();
     if (thread_.joinable()) thread_.join();
-    // What is left when the library is unloaded goes with the process: its work may still be running.
   }
 
   void Add(Reapable* backend) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return;
-    waiting_.push_back(backend);
-    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+    try {
+      waiting_.push_back(backend);
+      if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+    } catch (const std::exception&) {
+      // Nobody to tell, in a destructor: it waits for the next one that comes, or stays with the process.
+    }
     changed_.notify_all();
   }
 
@@ -70,11 +75,16 @@ class Reaper {
 };
 
 Reaper& TheReaper() {
-  static Reaper reaper;
-  return reaper;
+  static Reaper* reaper = new Reaper;  // never destroyed: the last holder may let go while the process exits
+  static const struct AtExit {
+    ~AtExit() { reaper->Stop(); }
+  } at_exit;
+  return *reaper;
 }
 
 }  // namespace
+
+void PrepareReaper() { TheReaper(); }
 
 void Reap(Reapable* backend) {
   if (no_cuda_calls == 0 && backend->FreesAtOnce() && backend->Done()) {

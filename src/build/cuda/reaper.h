@@ -14,14 +14,12 @@ class Reapable : public Backend {
   virtual bool FreesAtOnce() const = 0;
 };
 
+// Before anything is given to it, so that at exit it stops before the runtime and driver below it end, and what is let
+// go of later stays with the process.
+void PrepareReaper();
 // Takes ownership.
 void Reap(Reapable* backend);
 // Waits, not for ever, until what has been given to Reap is freed: for a creation that found no memory.
 void DrainReaper();
-// While one lives on a thread, that thread makes no CUDA call on behalf of ended backends (CUDA's own callbacks).
-struct NoCudaCalls {
-  NoCudaCalls();
-  ~NoCudaCalls();
-};
 
 }  // namespace fwdmeta

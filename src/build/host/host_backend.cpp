@@ -320,6 +320,7 @@ class HostBackend final : public Backend {
   Status ReaderEnd(int32_t, fwdmeta_stream_t) override { return FWDMETA_OK; }
   int32_t open_readers(int32_t) const override { return 0; }
   int32_t pending_readers(int32_t) const override { return 0; }
+  Status OrderAfterBuild(int32_t, fwdmeta_stream_t, fwdmeta_stream_t) override { return FWDMETA_OK; }
   Status Synchronize(fwdmeta_stream_t) override { return FWDMETA_OK; }
   Status CopyToHost(const void* source, int64_t bytes, void* target) override {
     std::memcpy(target, source, bytes);
