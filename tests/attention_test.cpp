@@ -26,7 +26,7 @@ using attention::LayerShape;
 
 constexpr int64_t kSlots = 16;
 constexpr int kKvHeads = 2, kMaxDecodeTokens = 8;
-constexpr int32_t kPrefixChunk = 5000;  // of cached tokens written by one step; no multiple of a page
+constexpr int64_t kPrefixChunk = 5000;  // of cached tokens written by one step; no multiple of a page
 constexpr uint16_t kPoison = 0xffff;    // a NaN in both dtypes
 
 struct Mix {
@@ -155,27 +155,13 @@ class Engine {
     layer.v_cache().fill(kPoison & 0xff);
     layer.missing_pages().fill(0);
 
-    std::vector<int32_t> done(slots.size(), 0);
-    for (bool more = true; more;) {
-      std::vector<Slot> step(slots.size(), Slot{0, 0, 0});
-      int64_t tokens = 0;
-      for (size_t b = 0; b < slots.size(); ++b) {
-        const int64_t left = slots[b].n > 0 ? slots[b].d - done[b] : 0;
-        const auto count =
-            static_cast<int32_t>(std::min<int64_t>({left, kPrefixChunk, layer.shape().num_tokens - tokens}));
-        step[b] = {count, done[b], count};
-        done[b] += count;
-        tokens += count;
-      }
-      more = tokens > 0;
-      if (more) {
-        const fwdmeta::Meta meta = Build(append, step, -1);
-        const attention::Step view = View(meta);
-        layer.make_tokens(view, seeds.data(), tokens, stream.get());
-        attention::write_kv(view, layer.tokens(), append.grid, stream.get());
-      }
-    }
+    std::vector<int32_t> cached;
+    for (const Slot& slot : slots) cached.push_back(slot.n > 0 ? slot.d : 0);
+    attention::write_cached(layer, append.builder, append.grid, Rows(), seeds.data(), cached, kPrefixChunk,
+                            stream.get());
   }
+
+  fwdmeta_rows_t Rows() const { return {table.data(), columns, columns, nullptr}; }
 
   fwdmeta::Meta Build(Consumer& consumer, const std::vector<Slot>& slots, int64_t num_padded_tokens) {
     const reference::Batch lengths = MakeBatch(slots);
@@ -186,7 +172,7 @@ class Engine {
     batch.seq_lens_encoder = lengths.encoder.data();
     batch.seq_lens_decoder = lengths.decoder.data();
     batch.seq_lens_this_time = lengths.this_time.data();
-    const fwdmeta_rows_t rows = {table.data(), columns, columns, nullptr};
+    const fwdmeta_rows_t rows = Rows();
     batch.num_block_tables = 1;
     batch.block_tables = &rows;
     batch.stream = stream.get();
@@ -373,7 +359,7 @@ TEST_P(AttentionTest, CapturedDecodeStepFollowsTheLengths) {
     for (const Slot& slot : slots) lengths.push_back(slot.n);
     const DeviceArray<int32_t> device(lengths);
     const Grid grid = attention::make_grid(consumer->config, count, count, 1);
-    const fwdmeta_rows_t rows = {engine.table.data(), engine.columns, engine.columns, nullptr};
+    const fwdmeta_rows_t rows = engine.Rows();
     fwdmeta::Batch batch;
     fwdmeta::AdvanceArgs next;
     batch.batch_size = next.batch_size = batch.num_padded_tokens = count;

@@ -17,7 +17,8 @@ inline void check_cuda(cudaError_t error, const char* call) {
 }
 #define ATTENTION_CUDA(call) ::attention::check_cuda((call), #call)
 
-// Device memory for `size` elements.
+// Device memory for `size` elements. Its calls are over when they return, so that a stream of any kind comes after
+// them.
 template <class T>
 class DeviceArray {
  public:
@@ -36,9 +37,13 @@ class DeviceArray {
   T* data() const { return data_; }
   size_t size() const { return size_; }
   size_t bytes() const { return size_ * sizeof(T); }
-  void fill(int byte) { ATTENTION_CUDA(cudaMemset(data_, byte, bytes())); }
+  void fill(int byte) {
+    ATTENTION_CUDA(cudaMemset(data_, byte, bytes()));
+    ATTENTION_CUDA(cudaStreamSynchronize(nullptr));
+  }
   void upload(const std::vector<T>& values) {
     ATTENTION_CUDA(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    ATTENTION_CUDA(cudaStreamSynchronize(nullptr));
   }
   std::vector<T> download() const {
     std::vector<T> values(size_);

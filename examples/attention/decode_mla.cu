@@ -32,11 +32,12 @@ __global__ void __launch_bounds__(kDecodeThreads)
 template <class T, int kHeadDim>
 __global__ void __launch_bounds__(kMergeWarps * 32)
     merge_chunks(Step step, Tokens tokens, Workspace workspace, int row_tiles) {
-  const int first = step.decoder.cu_tiles[blockIdx.x], count = step.decoder.cu_tiles[blockIdx.x + 1] - first;
-  if (count <= 1 || is_refused(step)) return;
+  const int first = step.decoder.cu_tiles[blockIdx.x];
+  if (step.decoder.cu_tiles[blockIdx.x + 1] == first || is_refused(step)) return;
   const Slot slot = read_slot(step, blockIdx.x);
+  const int chunk = *step.chunk_size, count = (slot.num_cached + slot.num_tokens + chunk - 1) / chunk;
   const int row = blockIdx.z * kMergeWarps + threadIdx.x / 32;
-  if (row >= slot.num_rows) return;
+  if (count == 1 || row >= slot.num_rows) return;
   T* const out = static_cast<T*>(tokens.out) + row_index(step, slot, blockIdx.y, row) * kHeadDim;
   merge_row<T, kHeadDim>(workspace, part_index(step, first, blockIdx.y, row_tiles, row / kDecodeRows),
                          int64_t{step.num_kv_heads} * row_tiles, count, row % kDecodeRows, out);

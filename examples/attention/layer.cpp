@@ -86,4 +86,31 @@ void Layer::prefill_and_decode(const Step& step, const Grid& grid, fwdmeta_atten
   attend_prefill(step, tokens(), grid, stream, workspace());
 }
 
+void write_cached(const Layer& layer, fwdmeta::Builder& builder, const Grid& grid, const fwdmeta_rows_t& table,
+                  const uint64_t* seeds, const std::vector<int32_t>& cached, int64_t chunk, cudaStream_t stream) {
+  std::vector<int32_t> done(cached.size(), 0), counts(cached.size(), 0);
+  fwdmeta::Batch batch;
+  batch.memory_kind = FWDMETA_MEMORY_HOST;
+  batch.batch_size = static_cast<int64_t>(cached.size());
+  batch.seq_lens_encoder = batch.seq_lens_this_time = counts.data();
+  batch.seq_lens_decoder = done.data();
+  batch.num_block_tables = 1;
+  batch.block_tables = &table;
+  batch.stream = stream;
+  for (;;) {
+    int64_t tokens = 0;
+    for (size_t b = 0; b < cached.size(); ++b) {
+      counts[b] = static_cast<int32_t>(
+          std::min<int64_t>({int64_t{cached[b]} - done[b], chunk, layer.shape().num_tokens - tokens}));
+      tokens += counts[b];
+    }
+    if (tokens == 0) return;
+    const fwdmeta::Meta meta = builder.build(batch);
+    const Step step = read_step(meta, layer.shape().num_q_heads);
+    layer.make_tokens(step, seeds, tokens, stream);
+    write_kv(step, layer.tokens(), grid, stream);
+    for (size_t b = 0; b < cached.size(); ++b) done[b] += counts[b];
+  }
+}
+
 }  // namespace attention

@@ -55,6 +55,11 @@ class Layer {
   DeviceArray<int32_t> missing_pages_{1};
 };
 
+// Fills the cache with the first cached[b] tokens of each slot, by steps of prefill of up to `chunk` tokens a slot. The
+// table is the device's.
+void write_cached(const Layer& layer, fwdmeta::Builder& builder, const Grid& grid, const fwdmeta_rows_t& table,
+                  const uint64_t* seeds, const std::vector<int32_t>& cached, int64_t chunk, cudaStream_t stream);
+
 }  // namespace attention
 
 #endif  // FWDMETA_EXAMPLES_ATTENTION_LAYER_H_
