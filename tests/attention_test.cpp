@@ -72,8 +72,11 @@ class PrintTable : public ::testing::Environment {
     std::printf("largest relative errors (Frobenius) against dense float32\n%-24s %-5s %10s %10s %10s %10s\n", "mix",
                 "", "prefill", "append", "mla", "mla 256");
     for (const auto& [key, e] : Table()) {
-      std::printf("%-24s %-5s %10.2e %10.2e %10.2e %10.2e\n", key.first.c_str(), key.second.c_str(), e.prefill,
-                  e.append, e.mla, e.mla_forced);
+      std::printf("%-24s %-5s", key.first.c_str(), key.second.c_str());
+      for (const double error : {e.prefill, e.append, e.mla, e.mla_forced}) {
+        error > 0 ? std::printf(" %10.2e", error) : std::printf(" %10s", "-");
+      }
+      std::printf("\n");
     }
   }
 };

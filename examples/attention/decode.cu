@@ -3,23 +3,11 @@
 // same mapping adds the parts up.
 #include "dispatch.cuh"
 #include "merge_rows.cuh"
+#include "split.h"
 
 namespace attention {
 
 namespace {
-
-constexpr int kFewestKeys = 256;  // of a part
-constexpr int kKeysOfRound = kDecodeWarps * kKeyUnit;
-
-// How a slot's keys are split: parts of as many keys, as few as the slot needs.
-struct Split {
-  int keys, parts;
-};
-__device__ Split split_keys(int num_keys, int most_parts) {
-  const int share = (num_keys + most_parts - 1) / most_parts;
-  const int keys = max((share + kKeysOfRound - 1) / kKeysOfRound * kKeysOfRound, kFewestKeys);
-  return {keys, (num_keys + keys - 1) / keys};
-}
 
 __device__ int64_t part_index(const Step& step, int64_t tile, int most_parts, int part, int kv_head) {
   return (tile * most_parts + part) * step.num_kv_heads + kv_head;
