@@ -292,8 +292,11 @@ class SharedSlots {
   std::shared_ptr<Slots> slots_;
 };
 
-Variant Mapped(const std::shared_ptr<Slots>& slots, fwdmeta_attention_t kind, int64_t chunk) {
+// splits: of append attention, 0: as make_grid has them.
+Variant Mapped(const std::shared_ptr<Slots>& slots, fwdmeta_attention_t kind, int64_t chunk, int splits = 0) {
   std::shared_ptr<Slots::Built> built = slots->Build(kind, chunk);
+  if (splits > 0) built->grid.splits = splits;
+  slots->layer().reserve(built->grid, kind);
   Variant variant{slots, built, built->grid.decoder_tiles * built->step.num_kv_heads * built->grid.splits, {}};
   variant.call = [slots, built = built.get(), kind] {
     const Layer& layer = slots->layer();
@@ -323,13 +326,21 @@ Variant Naive(const std::shared_ptr<Slots>& slots, int64_t longest) {
   return variant;
 }
 
-void RegisterUniform(const Kernels& kernels) {
-  constexpr int32_t kLength = 8192;
+// With the splits that make_grid chooses, and with others.
+void RegisterAppend(const std::string& prefix, double bound, const std::shared_ptr<SharedSlots>& slots) {
+  for (const int splits : {0, 2, 4, 8, 16}) {
+    const std::string suffix = splits == 0 ? "" : "_" + std::to_string(splits) + "_splits";
+    Register(prefix + "append" + suffix, bound,
+             [=] { return Mapped(slots->Get(), FWDMETA_ATTENTION_APPEND, 0, splits); });
+  }
+}
+
+void RegisterUniform(const Kernels& kernels, int32_t length) {
   const auto slots = std::make_shared<SharedSlots>(
-      [=] { return std::make_shared<Slots>(kernels, std::vector<int32_t>(kSlots, kLength), kLength); });
-  const std::string prefix = "decode/64x8K/" + kernels.name() + "/";
+      [=] { return std::make_shared<Slots>(kernels, std::vector<int32_t>(kSlots, length), length); });
+  const std::string prefix = "decode/64x" + std::to_string(length / 1024) + "K/" + kernels.name() + "/";
   const double bound = Bound(kernels.dtype);
-  Register(prefix + "append", bound, [=] { return Mapped(slots->Get(), FWDMETA_ATTENTION_APPEND, 0); });
+  RegisterAppend(prefix, bound, slots);
   Register(prefix + "mla", bound, [=] { return Mapped(slots->Get(), FWDMETA_ATTENTION_MLA, 0); });
 }
 
@@ -352,7 +363,7 @@ void RegisterRagged() {
   const auto slots = std::make_shared<SharedSlots>(
       [=] { return std::make_shared<Slots>(kernels, RaggedLengths(kRaggedLongest), kModelLen); });
   const double bound = Bound(kernels.dtype);
-  Register("ragged/append", bound, [=] { return Mapped(slots->Get(), FWDMETA_ATTENTION_APPEND, 0); });
+  RegisterAppend("ragged/", bound, slots);
   Register("ragged/mla", bound, [=] { return Mapped(slots->Get(), FWDMETA_ATTENTION_MLA, 0); });
   Register("ragged/mla_512", bound, [=] { return Mapped(slots->Get(), FWDMETA_ATTENTION_MLA, kChunk); });
   Register("ragged/naive_512_longest", bound, [=] { return Naive(slots->Get(), kRaggedLongest); });
@@ -397,8 +408,9 @@ int Run(int argc, char** argv) {
   TheResults().copy = CopyBandwidth();
   for (const Kernels& kernels : {Kernels{Dtype::kBf16, 128, 4, 8}, Kernels{Dtype::kFp16, 128, 8, 8},
                                  Kernels{Dtype::kBf16, 128, 1, 8}, Kernels{Dtype::kBf16, 64, 4, 8}}) {
-    RegisterUniform(kernels);
+    RegisterUniform(kernels, 8192);
   }
+  RegisterUniform({Dtype::kBf16, 128, 4, 8}, 1024);
   RegisterRagged();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::ClearRegisteredBenchmarks();  // ends builders while the CUDA runtime is there

@@ -40,54 +40,29 @@ attention::LayerShape layer_shape(const Options& options) {
   return shape;
 }
 
-// The parts of a step that are timed, by the events around them.
-enum Part { kBuild, kModel, kAttention, kSampler, kAdvance, kNumParts };
-
-class PartTimer {
- public:
-  PartTimer() {
-    for (cudaEvent_t& event : events_) ATTENTION_CUDA(cudaEventCreate(&event));
-  }
-  ~PartTimer() {
-    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
-  }
-  PartTimer(const PartTimer&) = delete;
-  PartTimer& operator=(const PartTimer&) = delete;
-
-  // In a capture these become nodes of the graph.
-  void record(int boundary, cudaStream_t stream) const {
-    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-    ATTENTION_CUDA(cudaStreamIsCapturing(stream, &capturing));
-    const unsigned flags =
-        capturing == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault;
-    ATTENTION_CUDA(cudaEventRecordWithFlags(events_[boundary], stream, flags));
-  }
-  // Adds the parts of a step that is done.
-  void add() {
-    for (int part = 0; part < kNumParts; ++part) {
-      float milliseconds = 0;
-      ATTENTION_CUDA(cudaEventElapsedTime(&milliseconds, events_[part], events_[part + 1]));
-      seconds_[part] += milliseconds * 1e-3;
-    }
-    ++steps_;
-  }
-  double mean(int part) const { return steps_ == 0 ? 0 : seconds_[part] / steps_; }
-  bool has_steps() const { return steps_ > 0; }
-
- private:
-  std::array<cudaEvent_t, kNumParts + 1> events_{};
-  std::array<double, kNumParts> seconds_{};
-  int steps_ = 0;
-};
+// GPU time of one call of a few in a row.
+double seconds_per_call(cudaStream_t stream, cudaEvent_t begin, cudaEvent_t end, cudaGraphExec_t graph) {
+  constexpr int kWarm = 3, kCalls = 10;
+  for (int i = 0; i < kWarm; ++i) ATTENTION_CUDA(cudaGraphLaunch(graph, stream));
+  ATTENTION_CUDA(cudaEventRecord(begin, stream));
+  for (int i = 0; i < kCalls; ++i) ATTENTION_CUDA(cudaGraphLaunch(graph, stream));
+  ATTENTION_CUDA(cudaEventRecord(end, stream));
+  ATTENTION_CUDA(cudaEventSynchronize(end));
+  float milliseconds = 0;
+  ATTENTION_CUDA(cudaEventElapsedTime(&milliseconds, begin, end));
+  return milliseconds * 1e-3 / kCalls;
+}
 
 // Thread blocks of attention: those that have work, those of the fixed grid, and those of slots times the longest.
 struct Blocks {
-  int64_t working = 0, launched = 0, naive = 0;
+  int64_t working = 0, launched = 0, naive = 0, naive_captured = 0;
   std::string text() const {
-    const double w = static_cast<double>(working), l = static_cast<double>(launched), n = static_cast<double>(naive);
-    return working == 0 ? "none"
-                        : format("%.4g with work, %.4g in the fixed grids, %.4g if slots x longest (%.2f x the work)",
-                                 w, l, n, n / w);
+    const auto number = [](int64_t value) { return static_cast<double>(value); };
+    if (working == 0) return "none";
+    return format(
+        "%.3g with work, %.3g launched; slots x longest: %.3g (%.1f x the work); slots x the most that a slot may "
+        "have: %.3g",
+        number(working), number(launched), number(naive), number(naive) / number(working), number(naive_captured));
   }
 };
 
@@ -103,13 +78,20 @@ class GpuEngine : public Engine {
   struct Bucket {
     int64_t slots;
     attention::Grid grid;
-    cudaGraphExec_t exec = nullptr, timed = nullptr;
+    cudaGraphExec_t step = nullptr;
+    // To measure with, without the model: a step whose lengths stay, and the same without build and advance.
+    cudaGraphExec_t with_metadata = nullptr, without_metadata = nullptr;
   };
 
-  void enqueue(int64_t slots, int64_t num_tokens, const attention::Grid& grid, bool has_prefill, PartTimer* timer);
-  cudaGraphExec_t capture(const Bucket& bucket, PartTimer* timer);
+  void enqueue(int64_t slots, int64_t num_tokens, const attention::Grid& grid, bool has_prefill);
+  void enqueue_measured(const Bucket& bucket, bool with_metadata);
+  fwdmeta::Batch batch_of(int64_t slots, int64_t num_tokens, const fwdmeta_rows_t* table) const;
+  fwdmeta::AdvanceArgs advance_of(int64_t slots, std::array<int32_t*, 3> lengths) const;
+  template <class Enqueue>
+  cudaGraphExec_t capture(const Enqueue& enqueue);
+  void measure(const Bucket& bucket);
   void write_inputs(const Plan& plan);
-  void check(const Plan& plan, bool has_prefill);
+  void check(const Plan& plan);
   void count_blocks(const Plan& plan, const attention::Grid& grid);
   int64_t key_blocks(int64_t keys, const attention::Grid& grid) const;
   void refuse_if_pages_miss() const;
@@ -126,16 +108,20 @@ class GpuEngine : public Engine {
   std::vector<int32_t> known_table_, known_final_;
   std::vector<uint64_t> known_seeds_;
   DeviceArray<int32_t> encoder_, decoder_, this_time_, final_lengths_, table_;
+  DeviceArray<int32_t> scratch_;  // lengths that a measured advance moves
   DeviceArray<uint64_t> seeds_;
   DeviceArray<uint8_t> stop_;
   Staging staging_;
   int32_t* num_refused_ = nullptr;  // mapped pinned memory
-  PartTimer decode_timer_, prefill_timer_;
+  attention::Step captured_step_{};
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
   DenseCheck dense_;
 
   int64_t num_steps_ = 0, num_replays_ = 0, num_tokens_ = 0, num_written_ = 0, num_tables_ = 0;
   int64_t timed_tokens_ = 0, timed_steps_ = 0;
   double timed_seconds_ = 0, running_since_ = 0;
+  int64_t num_measured_ = 0;
+  double seconds_with_ = 0, seconds_without_ = 0;
   Blocks decode_blocks_, prefill_blocks_;
 };
 
@@ -162,6 +148,7 @@ GpuEngine::GpuEngine(const Options& options)
       this_time_(std::vector<int32_t>(options.slots, 0)),
       final_lengths_(known_final_),
       table_(known_table_),
+      scratch_(3 * options.slots),
       seeds_(known_seeds_),
       stop_(std::vector<uint8_t>(options.slots, 0)),
       staging_(staging_bytes(options, columns_)),
@@ -180,65 +167,88 @@ GpuEngine::GpuEngine(const Options& options)
     layer_.reserve(buckets_.back().grid, config_.attention);
     if (slots == options.slots) break;
   }
+  ATTENTION_CUDA(cudaEventCreate(&begin_));
+  ATTENTION_CUDA(cudaEventCreate(&end_));
   // After all memory is there, as the graphs keep its addresses. All lengths are 0 until the first step.
   for (Bucket& bucket : buckets_) {
-    bucket.exec = capture(bucket, nullptr);
-    if (options.check_every > 0) bucket.timed = capture(bucket, &decode_timer_);
+    bucket.step = capture([&] { enqueue(bucket.slots, bucket.grid.tokens, bucket.grid, false); });
+    if (options.check_every == 0) continue;
+    bucket.with_metadata = capture([&] { enqueue_measured(bucket, true); });
+    bucket.without_metadata = capture([&] { enqueue_measured(bucket, false); });
   }
 }
 
 GpuEngine::~GpuEngine() {
   cudaStreamSynchronize(stream_.get());
   for (const Bucket& bucket : buckets_) {
-    if (bucket.exec != nullptr) cudaGraphExecDestroy(bucket.exec);
-    if (bucket.timed != nullptr) cudaGraphExecDestroy(bucket.timed);
+    for (const cudaGraphExec_t graph : {bucket.step, bucket.with_metadata, bucket.without_metadata}) {
+      if (graph != nullptr) cudaGraphExecDestroy(graph);
+    }
+  }
+  for (const cudaEvent_t event : {begin_, end_}) {
+    if (event != nullptr) cudaEventDestroy(event);
   }
   cudaFreeHost(num_refused_);
 }
 
-void GpuEngine::enqueue(int64_t slots, int64_t num_tokens, const attention::Grid& grid, bool has_prefill,
-                        PartTimer* timer) {
-  const cudaStream_t stream = stream_.get();
-  const auto boundary = [&](int part) {
-    if (timer != nullptr) timer->record(part, stream);
-  };
-  const fwdmeta_rows_t rows = {table_.data(), columns_, columns_, nullptr};
+fwdmeta::Batch GpuEngine::batch_of(int64_t slots, int64_t num_tokens, const fwdmeta_rows_t* table) const {
   fwdmeta::Batch batch;
-  fwdmeta::AdvanceArgs next;
-  batch.batch_size = next.batch_size = slots;
+  batch.batch_size = slots;
   batch.num_padded_tokens = num_tokens;
-  batch.seq_lens_encoder = next.seq_lens_encoder = encoder_.data();
-  batch.seq_lens_decoder = next.seq_lens_decoder = decoder_.data();
-  batch.seq_lens_this_time = next.seq_lens_this_time = this_time_.data();
+  batch.seq_lens_encoder = encoder_.data();
+  batch.seq_lens_decoder = decoder_.data();
+  batch.seq_lens_this_time = this_time_.data();
   batch.num_block_tables = 1;
-  batch.block_tables = &rows;
-  batch.stream = next.stream = stream;
-  next.stop = stop_.data();
+  batch.block_tables = table;
+  batch.stream = stream_.get();
+  return batch;
+}
 
-  boundary(kBuild);
-  const fwdmeta::Meta meta = builder_.build(batch);
-  boundary(kModel);
+fwdmeta::AdvanceArgs GpuEngine::advance_of(int64_t slots, std::array<int32_t*, 3> lengths) const {
+  fwdmeta::AdvanceArgs next;
+  next.batch_size = slots;
+  next.seq_lens_encoder = lengths[0];
+  next.seq_lens_decoder = lengths[1];
+  next.seq_lens_this_time = lengths[2];
+  next.stop = stop_.data();
+  next.stream = stream_.get();
+  return next;
+}
+
+void GpuEngine::enqueue(int64_t slots, int64_t num_tokens, const attention::Grid& grid, bool has_prefill) {
+  const cudaStream_t stream = stream_.get();
+  const fwdmeta_rows_t rows = {table_.data(), columns_, columns_, nullptr};
+  const fwdmeta::Meta meta = builder_.build(batch_of(slots, num_tokens, &rows));
   const attention::Step step = attention::read_step(meta, layer_.shape().num_q_heads);
+  if (!has_prefill) captured_step_ = step;  // the same arrays for every bucket
   layer_.make_tokens(step, seeds_.data(), num_tokens, stream);
-  boundary(kAttention);
   if (has_prefill) {
     layer_.prefill_and_decode(step, grid, config_.attention, stream);
   } else {
     layer_.decode(step, grid, config_.attention, stream);
   }
-  boundary(kSampler);
   finish_requests(step, final_lengths_.data(), slots, stop_.data(), num_refused_, stream);
-  boundary(kAdvance);
-  builder_.advance(next);
-  boundary(kNumParts);
+  builder_.advance(advance_of(slots, {encoder_.data(), decoder_.data(), this_time_.data()}));
 }
 
-cudaGraphExec_t GpuEngine::capture(const Bucket& bucket, PartTimer* timer) {
+void GpuEngine::enqueue_measured(const Bucket& bucket, bool with_metadata) {
+  const cudaStream_t stream = stream_.get();
+  const fwdmeta_rows_t rows = {table_.data(), columns_, columns_, nullptr};
+  if (with_metadata) builder_.enqueue(batch_of(bucket.slots, bucket.grid.tokens, &rows));
+  layer_.decode(captured_step_, bucket.grid, config_.attention, stream);
+  finish_requests(captured_step_, final_lengths_.data(), bucket.slots, stop_.data(), num_refused_, stream);
+  if (!with_metadata) return;
+  int32_t* const lengths = scratch_.data();
+  builder_.advance(advance_of(bucket.slots, {lengths, lengths + options_.slots, lengths + 2 * options_.slots}));
+}
+
+template <class Enqueue>
+cudaGraphExec_t GpuEngine::capture(const Enqueue& enqueue_nodes) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   ATTENTION_CUDA(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
   try {
-    enqueue(bucket.slots, bucket.grid.tokens, bucket.grid, false, timer);
+    enqueue_nodes();
   } catch (...) {
     cudaStreamEndCapture(stream_.get(), &graph);
     if (graph != nullptr) cudaGraphDestroy(graph);
@@ -250,6 +260,20 @@ cudaGraphExec_t GpuEngine::capture(const Bucket& bucket, PartTimer* timer) {
   attention::check_cuda(error, "cudaGraphInstantiate");
   ATTENTION_CUDA(cudaGraphUpload(exec, stream_.get()));
   return exec;
+}
+
+// What the metadata costs in the coming step: the step with it and without it, a few times each. Both write to the
+// cache where the step itself will write, and leave the lengths as they are.
+void GpuEngine::measure(const Bucket& bucket) {
+  const size_t bytes = encoder_.bytes();
+  int32_t* to = scratch_.data();
+  for (const DeviceArray<int32_t>* array : {&encoder_, &decoder_, &this_time_}) {
+    ATTENTION_CUDA(cudaMemcpyAsync(to, array->data(), bytes, cudaMemcpyDeviceToDevice, stream_.get()));
+    to += options_.slots;
+  }
+  seconds_with_ += seconds_per_call(stream_.get(), begin_, end_, bucket.with_metadata);
+  seconds_without_ += seconds_per_call(stream_.get(), begin_, end_, bucket.without_metadata);
+  ++num_measured_;
 }
 
 // What the device does not have yet.
@@ -297,9 +321,10 @@ void GpuEngine::step(const Plan& plan) {
       std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) { return b.slots >= plan.num_slots; });
   const attention::Grid& grid = plan.has_prefill ? eager_grid_ : bucket->grid;
   if (plan.has_prefill) {
-    enqueue(options_.slots, plan.num_tokens, grid, true, is_checked ? &prefill_timer_ : nullptr);
+    enqueue(options_.slots, plan.num_tokens, grid, true);
   } else {
-    ATTENTION_CUDA(cudaGraphLaunch(is_checked ? bucket->timed : bucket->exec, stream_.get()));
+    if (is_checked) measure(*bucket);
+    ATTENTION_CUDA(cudaGraphLaunch(bucket->step, stream_.get()));
     ++num_replays_;
   }
   staging_.end_step(stream_.get());
@@ -309,7 +334,7 @@ void GpuEngine::step(const Plan& plan) {
   count_blocks(plan, grid);
   expected_.advance(plan);
   if (is_checked) {
-    check(plan, plan.has_prefill);
+    check(plan);
   } else {
     timed_tokens_ += plan.num_tokens;
     ++timed_steps_;
@@ -317,10 +342,9 @@ void GpuEngine::step(const Plan& plan) {
   refuse_if_pages_miss();
 }
 
-void GpuEngine::check(const Plan& plan, bool has_prefill) {
+void GpuEngine::check(const Plan& plan) {
   stream_.synchronize();
   refuse_if_pages_miss();
-  (has_prefill ? prefill_timer_ : decode_timer_).add();
   dense_.compare(plan, layer_);
   const std::vector<int32_t> encoder = encoder_.download(), decoder = decoder_.download(),
                              this_time = this_time_.download();
@@ -345,6 +369,7 @@ int64_t GpuEngine::key_blocks(int64_t keys, const attention::Grid& grid) const {
 
 void GpuEngine::count_blocks(const Plan& plan, const attention::Grid& grid) {
   const int group = layer_.shape().num_q_heads / layer_.shape().num_kv_heads;
+  const int64_t row_tiles = (group + attention::kDecodeRows - 1) / attention::kDecodeRows;
   int64_t decode = 0, longest = 0, prefill = 0, longest_prefill = 0;
   for (size_t b = 0; b < plan.this_time.size(); ++b) {
     if (plan.this_time[b] == 0) continue;
@@ -354,7 +379,6 @@ void GpuEngine::count_blocks(const Plan& plan, const attention::Grid& grid) {
       prefill += tiles;
       longest_prefill = std::max(longest_prefill, tiles);
     } else {
-      const int64_t row_tiles = (group + attention::kDecodeRows - 1) / attention::kDecodeRows;
       const int64_t blocks = row_tiles * key_blocks(plan.decoder[b] + 1, grid);
       decode += blocks;
       longest = std::max(longest, blocks);
@@ -364,10 +388,14 @@ void GpuEngine::count_blocks(const Plan& plan, const attention::Grid& grid) {
   decode_blocks_.working += decode * heads;
   decode_blocks_.launched += grid.decoder_tiles * grid.splits * heads;
   decode_blocks_.naive += grid.slots * longest * heads;
+  decode_blocks_.naive_captured += grid.slots * row_tiles * key_blocks(options_.max_model_len, grid) * heads;
   if (!plan.has_prefill) return;
   prefill_blocks_.working += prefill * heads;
   prefill_blocks_.launched += grid.encoder_tiles * heads;
   prefill_blocks_.naive += grid.slots * longest_prefill * heads;
+  const int64_t most_rows = options_.token_budget * group;
+  prefill_blocks_.naive_captured +=
+      grid.slots * ((most_rows + attention::kPrefillRows - 1) / attention::kPrefillRows) * heads;
 }
 
 void GpuEngine::finish() {
@@ -393,21 +421,13 @@ Rows GpuEngine::summary() const {
               timed_seconds_ * 1e6 / static_cast<double>(std::max<int64_t>(timed_steps_, 1)))},
       {"decode attention blocks", decode_blocks_.text()},
       {"prefill attention blocks", prefill_blocks_.text()}};
-  const auto parts = [&](const char* name, const PartTimer& timer) {
-    if (!timer.has_steps()) return;
-    double all = 0;
-    for (int part = 0; part < kNumParts; ++part) all += timer.mean(part);
-    const double metadata = timer.mean(kBuild) + timer.mean(kAdvance);
-    const double without_model = all - timer.mean(kModel);
-    rows.emplace_back(name,
-                      format("%.1f us: build %.1f, model %.1f, attention %.1f, sampler %.1f, advance %.1f", all * 1e6,
-                             timer.mean(kBuild) * 1e6, timer.mean(kModel) * 1e6, timer.mean(kAttention) * 1e6,
-                             timer.mean(kSampler) * 1e6, timer.mean(kAdvance) * 1e6));
-    rows.emplace_back(std::string("  metadata's share"), format("%.1f %%, of all but the model %.1f %%",
-                                                                100 * metadata / all, 100 * metadata / without_model));
-  };
-  parts("decode step", decode_timer_);
-  parts("step with prefill", prefill_timer_);
+  if (num_measured_ > 0) {
+    const auto steps = static_cast<double>(num_measured_);
+    rows.emplace_back("metadata's share of a replay",
+                      format("%.1f %%: %.1f us with build and advance, %.1f us without (%lld steps, model left out)",
+                             100 * (1 - seconds_without_ / seconds_with_), seconds_with_ * 1e6 / steps,
+                             seconds_without_ * 1e6 / steps, count(num_measured_)));
+  }
   rows.emplace_back("checked with dense attention",
                     format("%lld steps, %lld slots; largest relative error %.2e", count(dense_.num_steps()),
                            count(dense_.num_slots()), dense_.largest_error()));
