@@ -61,7 +61,7 @@ class Step {
     fwdmeta::Batch batch;
     batch.memory_kind = FWDMETA_MEMORY_HOST;
     batch.batch_size = static_cast<int64_t>(encoder_.size());
-    batch.num_padded_tokens = num_tokens_ + Pick({0, 5});
+    batch.num_padded_tokens = std::min(num_tokens_ + Pick({0, 5}), kTokens);
     batch.seq_lens_encoder = encoder_.data();
     batch.seq_lens_decoder = decoder_.data();
     batch.seq_lens_this_time = this_time_.data();
