@@ -26,6 +26,8 @@ using attention::LayerShape;
 
 constexpr int64_t kSlots = 16;
 constexpr int kKvHeads = 2, kMaxDecodeTokens = 8;
+// Parts of append attention; with a grid for so many tokens make_grid has one.
+constexpr int kSplits = 5;
 constexpr int64_t kPrefixChunk = 5000;  // of cached tokens written by one step; no multiple of a page
 constexpr uint16_t kPoison = 0xffff;    // a NaN in both dtypes
 
@@ -110,6 +112,7 @@ struct Consumer {
     config.attention = kind;
     config.mla_chunk_size = chunk;
     grid = attention::make_grid(config, kSlots, layer.shape().num_tokens, kMaxDecodeTokens);
+    if (kind == FWDMETA_ATTENTION_APPEND) grid.splits = kSplits;
     builder = fwdmeta::Builder(config);
   }
   fwdmeta::Config config;
