@@ -281,8 +281,8 @@ void RunSteps(fwdmeta_attention_t kind) {
   }
 }
 
-TEST(Consumers, OfTheAppendMappingsGiveDenseAttention) { RunSteps(FWDMETA_ATTENTION_APPEND); }
-TEST(Consumers, OfTheMlaMappingsGiveDenseAttention) { RunSteps(FWDMETA_ATTENTION_MLA); }
+TEST(MappingConsumers, OfTheAppendMappingsGiveDenseAttention) { RunSteps(FWDMETA_ATTENTION_APPEND); }
+TEST(MappingConsumers, OfTheMlaMappingsGiveDenseAttention) { RunSteps(FWDMETA_ATTENTION_MLA); }
 
 }  // namespace
 }  // namespace fwdmeta_test
