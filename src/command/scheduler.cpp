@@ -26,6 +26,13 @@ Scheduler::Scheduler(std::vector<Request> requests, const SchedulerLimits& limit
   for (int64_t slot = limits.slots; slot-- > 0;) free_slots_.push_back(static_cast<int32_t>(slot));
 }
 
+int64_t Scheduler::final_length(int32_t slot) const {
+  const Sequence& sequence = sequences_[slot];
+  if (sequence.prefill_end == 0) return 0;
+  const Request& request = requests_[sequence.request];
+  return request.prompt_tokens + request.output_tokens - 1;
+}
+
 bool Scheduler::plan() {
   if (running_.empty() && waiting_.empty()) return false;
   std::fill(seq_lens_this_time_.begin(), seq_lens_this_time_.end(), 0);

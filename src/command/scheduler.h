@@ -56,6 +56,8 @@ class Scheduler {
   const std::vector<int32_t>& seq_lens_this_time() const { return seq_lens_this_time_; }
   const std::vector<int32_t>& block_table() const { return block_table_; }  // [slots, table_width]
   int64_t num_finished() const { return num_finished_; }
+  // Tokens that the cache holds when the slot's request is done; 0 for a free slot. The last one is never stored.
+  int64_t final_length(int32_t slot) const;
 
  private:
   struct Waiting {
