@@ -708,13 +708,16 @@ FWDMETA_API fwdmeta_status_t fwdmeta_meta_dump(fwdmeta_meta_t meta, fwdmeta_dump
 /*
  * Writes what this copy of the library has counted since it was loaded, over all threads and builders, in the text
  * format 0.0.4 of Prometheus: what a scrape of an engine is answered with.
- *   fwdmeta_builds_total{backend, lengths, mode}  successful builds; backend host or cuda, lengths host or device
+ *
+ * - fwdmeta_builds_total{backend, lengths, mode}: successful builds; backend host or cuda, lengths host or device
  * (their memory kind), mode eager or captured. Each slice of fwdmeta_build_slices is one, a replay of a captured build
- * is none fwdmeta_errors_total{status}  calls that returned a status other than OK, polls that were NOT_READY included
- *   fwdmeta_host_waits_total     builds with host lengths that had to wait for a staging entry
- *   fwdmeta_memory_bytes{memory}  memory of builders (device, pinned, host), as in fwdmeta_capacities_t, until it is
- *                                freed, which may be after fwdmeta_builder_destroy
- *   fwdmeta_live_handles{type}   handles not destroyed yet; the builders of a slicer are among the builders
+ * is none.
+ * - fwdmeta_errors_total{status}: calls that returned a status other than OK, polls that were NOT_READY included.
+ * - fwdmeta_host_waits_total: builds with host lengths that had to wait for a staging entry.
+ * - fwdmeta_memory_bytes{memory}: memory of builders (device, pinned, host), as in fwdmeta_capacities_t, until it is
+ *   freed, which may be after fwdmeta_builder_destroy.
+ * - fwdmeta_live_handles{type}: handles not destroyed yet; the builders of a slicer are among the builders.
+ *
  * All label values are there from the start, with 0. Counting takes no lock; the numbers are read one after the other,
  * so those of calls that run meanwhile may be in some and not in others. `write` gets pieces of the text and may stop
  * it as in fwdmeta_meta_dump. Does not block. Any thread, any time, also while capturing.

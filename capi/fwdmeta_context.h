@@ -4,9 +4,10 @@
  * rules on errors, handles, structs, threads and capture at its top hold here too.
  *
  * All of this is host code: no call here needs a device, launches or synchronises anything, but a transport, which may
- * wait for other ranks, and a slicer, which builds. Arrays are host memory, a slicer's excepted. int64 inputs past int32 are INVALID_ARGUMENT. Where an `out` array is
- * filled up to a `capacity`, `count` always receives the full count, and a capacity below it is CAPACITY_EXCEEDED with
- * nothing written to the array; out = null with capacity 0 asks the count.
+ * wait for other ranks, and a slicer, which builds. Arrays are host memory, but for a slicer's. int64 inputs past int32
+ * are INVALID_ARGUMENT. Where an `out` array is filled up to a `capacity`, `count` always receives the full count, and
+ * a capacity below it is CAPACITY_EXCEEDED with nothing written to the array; out = null with capacity 0 asks the
+ * count.
  */
 #ifndef FWDMETA_CONTEXT_H
 #define FWDMETA_CONTEXT_H
@@ -379,7 +380,8 @@ typedef struct fwdmeta_slice {
   int32_t empty;      /* 1: no real token, whatever the padding */
 } fwdmeta_slice_t;
 
-/* `out` [num_slices]. An empty slice is an answer, not an error. */
+/* With s = `split` and n the sum of query_lens, slice j has the tokens [min(j * s, n), min((j + 1) * s, n)), and the
+ * last all from min(j * s, n) on. `out` [num_slices]. An empty slice is an answer, not an error. */
 FWDMETA_API fwdmeta_status_t fwdmeta_plan_slices(const fwdmeta_slice_args_t *args, fwdmeta_slice_t *out);
 
 /* The lengths of one planned slice: query_start_loc int32 [end_req - first_req + 1] from 0, padded requests repeating
@@ -413,31 +415,36 @@ FWDMETA_API fwdmeta_status_t fwdmeta_slices_conflict(const fwdmeta_slice_args_t 
  * last token. Block tables, input_ids and draft_tokens are the batch's own rows.
  *
  * Creation makes one builder per slice, all of `config`, and may block. Each of them asks the allocators for what
- * fwdmeta_get_capacities says and, on the CUDA backend, for its slice's lengths as well: device memory for four more
- * int32 a slot (eight with max_batch_size above single_launch_slots), pinned memory for `depth` int32 a slot. Nothing
- * is allocated later. 1 <= max_slices <= FWDMETA_MAX_SLICES. Fails as fwdmeta_builder_create.
+ * fwdmeta_get_capacities says and for room for its slice's lengths; with a = 4 * max_batch_size, rounded up to 256
+ * bytes: on the CUDA backend 4a + 256 bytes of device memory (5a + 256 with max_batch_size above single_launch_slots)
+ * and (depth + 4)a + 256 of pinned memory, on the host backend 4a + 256 of host memory. Nothing is allocated later. 1
+ * <= max_slices <= FWDMETA_MAX_SLICES. Fails as fwdmeta_builder_create.
  */
 FWDMETA_API fwdmeta_status_t fwdmeta_slicer_create(const fwdmeta_config_t *config, int64_t max_slices,
                                                    fwdmeta_slicer_t *out);
 /* As fwdmeta_builder_destroy; ends the handles of the slices' builders too. */
 FWDMETA_API fwdmeta_status_t fwdmeta_slicer_destroy(fwdmeta_slicer_t slicer);
-/* The builder of slice 0..max_slices-1 (OUT_OF_RANGE past them), for its counts, tensors, readers, info and reset. It
- * is the slicer's: fwdmeta_build, fwdmeta_advance and fwdmeta_builder_destroy are INVALID_ARGUMENT. The lengths of the
- * whole batch are moved on by a builder of the whole batch. */
+/* The builder of slice 0..max_slices-1 (OUT_OF_RANGE past them), for its counts, tensors, readers, info and reset, and
+ * for fwdmeta_advance of the whole batch's lengths, by any one of them. It is the slicer's: fwdmeta_build and
+ * fwdmeta_builder_destroy are INVALID_ARGUMENT. */
 FWDMETA_API fwdmeta_status_t fwdmeta_slicer_get_builder(fwdmeta_slicer_t slicer, int64_t slice, fwdmeta_builder_t *out);
 /*
  * Enqueues one build a slice, with device lengths behind one kernel that cuts them (1 + num_slices kernels, up to
- * single_launch_slots), and returns: no copy, no sync, no allocation. Which tokens a slice has is told at
- * fwdmeta_plan_slices. `split`: tokens a slice, >= 1; FWDMETA_DEFAULT: num_padded_tokens / num_slices, or where
- * num_padded_tokens is -1 and the lengths are the host's, the sum of N / num_slices. `metas` [num_slices] (may be null)
- * receives views that the caller owns. 1 <= num_slices <= max_slices; the builders of further slices stay as they are.
+ * single_launch_slots), and returns: no copy, no sync, no allocation. With s = `split` and n the sum of N, slice j has
+ * the tokens [min(j * s, n), min((j + 1) * s, n)), and the last all from min(j * s, n) on. s >= 1; FWDMETA_DEFAULT:
+ * num_padded_tokens / num_slices, or n / num_slices where num_padded_tokens is -1, rounded down, and with 0 the last
+ * slice has them all. n of device lengths is not known to the host: there one of the two has to be stated
+ * (INVALID_ARGUMENT). 1 <= num_slices <= max_slices (INVALID_ARGUMENT); the builders of further slices stay as they
+ * are. `metas` [num_slices] (may be null) receives views that the caller owns.
  *
- * num_padded_tokens of a slice is the number of its tokens, to which the last adds the batch's padding. Errors in the
- * numbers are those of the whole batch: of host lengths they are returned and nothing is enqueued, of device lengths
- * every slice's counts report them, and every slice's arrays are those of a step without a live slot.
+ * num_padded_tokens of a slice is the number of its tokens, to which the last adds the batch's padding. The lengths of
+ * a slice follow from its arrays: N' from cu_seqlens_q, D' + N' from seq_lens_kv, the role from mask_encoder_batch.
+ * Errors in the numbers are those of the whole batch: of host lengths they are returned and nothing is enqueued, of
+ * device lengths every slice's counts report them, and every slice's arrays are those of a step without a live slot.
  *
- * batch->generation is that of every slice. Threads, streams, readers, capture and errors as fwdmeta_build; a slice
- * that refuses refuses the call, and nothing is enqueued.
+ * All slices write the set of the same number: batch->generation, or the next of the slicer's rotation. Threads,
+ * streams, readers, capture and errors as fwdmeta_build; a slice that refuses refuses the call, and nothing is
+ * enqueued. Where CUDA itself refuses a launch (CUDA_ERROR), slices before it may have been built.
  */
 FWDMETA_API fwdmeta_status_t fwdmeta_build_slices(fwdmeta_slicer_t slicer, const fwdmeta_batch_t *batch,
                                                   int64_t num_slices, int64_t split, fwdmeta_meta_t *metas);

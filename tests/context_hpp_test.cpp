@@ -897,15 +897,25 @@ Context Make() {
   return NewContext();
 }
 
+template <>
+fwdmeta::Slicer Make() {
+  fwdmeta::Config config;
+  config.backend = FWDMETA_BACKEND_HOST;
+  config.max_batch_size = config.max_num_tokens = config.max_model_len = 4;
+  config.num_q_heads = config.num_kv_heads = 1;
+  return fwdmeta::Slicer(config, 2);
+}
+
 // The handle is alive: it can be ended.
 fwdmeta_status_t End(const Dispatcher&, uint64_t handle) { return fwdmeta_dispatcher_destroy(handle); }
 fwdmeta_status_t End(const Transport&, uint64_t handle) { return fwdmeta_transport_destroy(handle); }
 fwdmeta_status_t End(const Layers&, uint64_t handle) { return fwdmeta_layers_destroy(handle); }
+fwdmeta_status_t End(const fwdmeta::Slicer&, uint64_t handle) { return fwdmeta_slicer_destroy(handle); }
 fwdmeta_status_t End(const Context&, uint64_t handle) { return fwdmeta_context_destroy(handle); }
 
 template <class T>
 class Owner : public ::testing::Test {};
-using Owners = ::testing::Types<Dispatcher, Transport, Layers, Context>;
+using Owners = ::testing::Types<Dispatcher, Transport, Layers, Context, fwdmeta::Slicer>;
 TYPED_TEST_SUITE(Owner, Owners, );
 
 TYPED_TEST(Owner, EndsItsHandle) {

@@ -391,10 +391,22 @@ TEST_F(Graphs, TheGraphOutlivesTheSlicer) {
   graph.Begin(CaptureStream());
   fwdmeta_batch_t c = inputs.batch();
   c.stream = static_cast<cudaStream_t>(CaptureStream());
-  EXPECT_OK(fwdmeta_build_slices(slicer, &c, 2, 4, nullptr));
+  fwdmeta_builder_t second = 0;
+  EXPECT_OK(fwdmeta_slicer_get_builder(slicer, 1, &second));
+  fwdmeta_meta_t metas[2] = {};
+  EXPECT_OK(fwdmeta_build_slices(slicer, &c, 2, 4, metas));
   graph.End();
   ASSERT_OK(fwdmeta_slicer_destroy(slicer));
-  for (int i = 0; i < 3; ++i) graph.Launch();
+  Builder view(kCuda, ConfigFor(8), second, allocators);
+  for (int64_t i = 1; i <= 3; ++i) {
+    graph.Launch();
+    CaptureStream().Wait();
+    const reference::Result want = reference::Build(ConfigFor(8), reference::SliceOf(ConfigFor(8), batch, 1, 2, 4));
+    EXPECT_TRUE(view.ExpectArrays(metas[1], want, i)) << "replay " << i;
+  }
+  // Without views the graph is the last that holds the memory.
+  for (fwdmeta_meta_t meta : metas) EXPECT_OK(fwdmeta_meta_destroy(meta));
+  graph.Launch();
   CaptureStream().Wait();
   EXPECT_EQ(2, allocators->device.live());
   graph.Destroy();
@@ -808,6 +820,57 @@ TEST_F(Graphs, StagingEntriesInFlight) {
   opener.join();
   stream.Wait();
   EXPECT_TRUE(builder.Expect(reference::Build(config, source)));
+}
+
+// Two steps of slices behind a gate, their host lengths overwritten at once, and a third that finds no entry.
+TEST_F(Graphs, StagingEntriesOfSlicesInFlight) {
+  constexpr int64_t kSlices = 2;
+  for (int64_t slots : {300, 5000}) {
+    reference::Config config = ConfigFor(slots);
+    config.max_num_kv_tokens = 512 * 300;
+    config.depth = config.generations = 2;
+    Stream stream;
+    Slicer slicer(kCuda, config, kSlices);
+    Random random(82);
+    reference::Batch batch = Decodes(slots);
+    batch.input_ids.given = true;
+    batch.input_ids.width = batch.input_ids.stride = 4;
+    for (int64_t i = 0; i < 4 * slots; ++i) batch.input_ids.data.push_back(i);
+    fwdmeta_batch_t c = slicer.inputs().Put(batch, FWDMETA_MEMORY_HOST);
+    c.stream = static_cast<cudaStream_t>(stream);
+    reference::Batch steps[2];
+    fwdmeta_meta_t metas[2][kSlices] = {};
+    Gate gate;
+    gate.Close(stream);
+    for (int step = 0; step < 2; ++step) {
+      for (size_t b = 0; b < static_cast<size_t>(slots); ++b) {
+        batch.this_time[b] = static_cast<int32_t>(random.Int(0, 4));
+        batch.encoder[b] = random.Chance(0.3) ? batch.this_time[b] : 0;
+        batch.decoder[b] = static_cast<int32_t>(random.Int(0, 25));
+      }
+      steps[step] = batch;
+      ASSERT_OK(fwdmeta_build_slices(slicer.handle(), &c, kSlices, slots, metas[step]));
+      for (auto* lengths : {&batch.encoder, &batch.decoder, &batch.this_time}) lengths->assign(lengths->size(), 1);
+    }
+    c.flags = FWDMETA_BUILD_NO_WAIT;
+    EXPECT_STATUS(FWDMETA_BUSY, fwdmeta_build_slices(slicer.handle(), &c, kSlices, slots, nullptr));
+    for (int64_t i = 0; i < kSlices; ++i) {
+      fwdmeta_builder_info_t info = FWDMETA_BUILDER_INFO_INITIALIZER;
+      EXPECT_OK(fwdmeta_builder_get_info(slicer.slice(i).handle(), &info));
+      EXPECT_EQ(2, info.last_step);
+      EXPECT_EQ(0, info.host_waits);
+    }
+    gate.Open();
+    stream.Wait();
+    for (int step = 0; step < 2; ++step) {
+      for (int64_t i = 0; i < kSlices; ++i) {
+        const reference::Result want =
+            reference::Build(config, reference::SliceOf(config, steps[step], i, kSlices, slots));
+        EXPECT_TRUE(slicer.slice(i).ExpectArrays(metas[step][i], want, step + 1)) << slots << " " << step << " " << i;
+        EXPECT_OK(fwdmeta_meta_destroy(metas[step][i]));
+      }
+    }
+  }
 }
 
 TEST_F(Graphs, DeviceLengthsAreReadyWhenTheStreamIs) {

@@ -51,29 +51,49 @@ class Slicer {
   bool Run(const reference::Batch& batch, fwdmeta_memory_kind_t kind, int64_t num_slices, int64_t split,
            int64_t generation = FWDMETA_DEFAULT) {
     const reference::Result whole = reference::Build(config_, batch);
+    const bool refused = kind == FWDMETA_MEMORY_HOST && whole.status() != FWDMETA_OK;
+    int64_t total = 0;
+    for (int32_t n : batch.this_time) total += n;
+    const int64_t padded = batch.num_padded_tokens < 0 ? total : batch.num_padded_tokens;
+    std::vector<reference::Batch> ones;
+    std::vector<reference::Result> wants;
+    std::vector<int64_t> steps;
+    for (int64_t i = 0; i < num_slices; ++i) {
+      ones.push_back(
+          reference::SliceOf(config_, batch, i, num_slices, split == FWDMETA_DEFAULT ? padded / num_slices : split));
+      wants.push_back(reference::Build(config_, ones[i]));
+      steps.push_back(slice(i).step());
+      // What the build has to write; the set is known where there is one.
+      if (!refused && config_.generations == 1) slice(i).Poison(0, wants[i].counts);
+    }
     const fwdmeta_status_t status = Build(batch, kind, num_slices, split, generation);
     const auto describe = [&] {
       return std::string(kind == FWDMETA_MEMORY_HOST ? "host" : "device") + " lengths, " + std::to_string(num_slices) +
              " slices, split " + std::to_string(split) + "\n" + Describe(config_, batch);
     };
-    if (kind == FWDMETA_MEMORY_HOST && whole.status() != FWDMETA_OK) {
-      const bool right = status == whole.status() && HoldsNumbersOf(fwdmeta_last_error(), whole.counts);
+    if (refused) {
+      bool right = status == whole.status() && HoldsNumbersOf(fwdmeta_last_error(), whole.counts);
       EXPECT_TRUE(right) << Name(status) << ": " << fwdmeta_last_error() << describe();
+      for (int64_t i = 0; i < num_slices; ++i) {  // nothing is enqueued: every slice's latest step is as it was
+        fwdmeta_builder_info_t info = FWDMETA_BUILDER_INFO_INITIALIZER;
+        EXPECT_OK(fwdmeta_builder_get_info(slice(i).handle(), &info));
+        EXPECT_EQ(steps[i], info.last_step) << "slice " << i;
+        right = right && info.last_step == steps[i];
+        if (slice(i).meta() != 0) right = slice(i).ExpectArrays(slice(i).meta(), last_[i], steps[i]) && right;
+      }
       return right;
     }
     if (status != FWDMETA_OK) {
       ADD_FAILURE() << Name(status) << ": " << fwdmeta_last_error() << describe();
       return false;
     }
-    int64_t total = 0;
-    for (int32_t n : batch.this_time) total += n;
-    const int64_t padded = batch.num_padded_tokens < 0 ? total : batch.num_padded_tokens;
     for (int64_t i = 0; i < num_slices; ++i) {
-      const reference::Batch one =
-          reference::SliceOf(config_, batch, i, num_slices, split == FWDMETA_DEFAULT ? padded / num_slices : split);
-      if (slice(i).Expect(reference::Build(config_, one))) continue;
-      ADD_FAILURE() << "in slice " << i << " of " << describe() << "\nslice: " << Describe(config_, one);
-      return false;
+      if (!slice(i).Expect(wants[i])) {
+        ADD_FAILURE() << "in slice " << i << " of " << describe() << "\nslice: " << Describe(config_, ones[i]);
+        return false;
+      }
+      if (config_.generations == 1 && !slice(i).Remember(0, slice(i).meta(), wants[i])) return false;
+      last_[i] = std::move(wants[i]);
     }
     return true;
   }
@@ -83,6 +103,7 @@ class Slicer {
   const std::shared_ptr<Allocators> allocators_ = std::make_shared<Allocators>();
   fwdmeta_slicer_t handle_ = 0;
   std::vector<std::unique_ptr<Builder>> slices_;
+  reference::Result last_[FWDMETA_MAX_SLICES];
   Inputs inputs_;
   int64_t skew_ = 0;
 };

@@ -318,8 +318,6 @@ TEST_P(SlicerTest, TheSlicesBuildersAreTheSlicers) {
   const reference::Batch batch = MakeBatch({{0, 3, 1}});
   const fwdmeta_batch_t c = slicer.inputs().Put(batch, FWDMETA_MEMORY_DEVICE);
   EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_build(builder, &c, nullptr, nullptr));
-  fwdmeta_advance_args_t advance = FWDMETA_ADVANCE_ARGS_INITIALIZER;
-  EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_advance(builder, &advance));
   EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_builder_destroy(builder));
   EXPECT_OK(fwdmeta_builder_reset(builder, nullptr));
   fwdmeta_builder_t none = 5;
@@ -361,13 +359,116 @@ TEST_P(SlicerTest, Handles) {
     EXPECT_OK(fwdmeta_meta_destroy(meta));
   }
   EXPECT_OK(fwdmeta_slicer_destroy(0));
-  for (fwdmeta_slicer_t wrong : {fwdmeta_slicer_t{0}, fwdmeta_slicer_t{builder}, UINT64_MAX}) {
+  Builder other(backend(), SmallConfig());
+  for (fwdmeta_slicer_t wrong : {fwdmeta_slicer_t{0}, fwdmeta_slicer_t{other.handle()}, UINT64_MAX}) {
     EXPECT_STATUS(FWDMETA_INVALID_HANDLE, fwdmeta_build_slices(wrong, &c, 1, 1, nullptr));
+    EXPECT_STATUS(FWDMETA_INVALID_HANDLE, fwdmeta_slicer_get_builder(wrong, 0, &builder));
+    if (wrong != 0) {
+      EXPECT_STATUS(FWDMETA_INVALID_HANDLE, fwdmeta_slicer_destroy(wrong));
+    }
+  }
+}
+
+// Idle slots hold anything, and a split is anything from 1 on.
+TEST_P(SlicerTest, NumbersAtTheirEnds) {
+  Slicer slicer(backend(), SmallConfig(), FWDMETA_MAX_SLICES);
+  const reference::Batch batch = MakeBatch({{INT32_MIN, INT32_MIN, 0},
+                                            {5, 123, 5},
+                                            {INT32_MAX, INT32_MAX, 0},
+                                            {0, 127, 1},
+                                            {-1, INT32_MIN, 0},
+                                            {0, 0, 1},
+                                            {7, INT32_MAX, 0}},
+                                           64);
+  for (fwdmeta_memory_kind_t kind : {FWDMETA_MEMORY_DEVICE, FWDMETA_MEMORY_HOST}) {
+    for (int64_t num_slices : {1, 2, 7, FWDMETA_MAX_SLICES}) {
+      for (int64_t split : {int64_t{1}, int64_t{3}, int64_t{1} << 30, int64_t{INT32_MAX}, int64_t{FWDMETA_DEFAULT}}) {
+        ASSERT_TRUE(slicer.Run(batch, kind, num_slices, split)) << num_slices << " " << split;
+      }
+    }
+  }
+}
+
+// All slices of a step are in the set of the same number, however many slices the steps before had.
+TEST_P(SlicerTest, SlicesOfAStepShareTheNumberOfTheirSet) {
+  reference::Config config = SmallConfig();
+  config.generations = 3;
+  Slicer slicer(backend(), config, 3);
+  const reference::Batch batch = MakeBatch({{0, 3, 2}, {0, 4, 1}}, 4);
+  int64_t step = 0;
+  for (int64_t num_slices : {3, 1, 2, 3, 2, 1, 1, 3}) {
+    ASSERT_TRUE(slicer.Run(batch, FWDMETA_MEMORY_DEVICE, num_slices, 1));
+    for (int64_t i = 0; i < num_slices; ++i) {
+      int64_t generation = -1;
+      ASSERT_OK(fwdmeta_meta_get_attr(slicer.slice(i).meta(), FWDMETA_ATTR_GENERATION, &generation));
+      EXPECT_EQ(step % 3, generation) << "step " << step << " slice " << i;
+    }
+    ++step;
+  }
+}
+
+// The whole batch's lengths move on, and the clamped count is told by the slice whose builder moved them.
+TEST_P(SlicerTest, ASlicesBuilderAdvances) {
+  Slicer slicer(backend(), SmallConfig(), 2);
+  const reference::Batch batch = MakeBatch({{4, 0, 4}, {0, 9, 3}}, 8);
+  const int32_t rejected[] = {0, 7};
+  Inputs inputs(backend());
+  const fwdmeta_batch_t c = inputs.Put(batch, FWDMETA_MEMORY_DEVICE);
+  Buffer lengths(backend(), sizeof rejected);
+  Upload(backend(), lengths.data(), rejected, sizeof rejected);
+  ASSERT_OK(slicer.Build(c, 2, 4));
+  fwdmeta_advance_args_t args = FWDMETA_ADVANCE_ARGS_INITIALIZER;
+  args.batch_size = 2;
+  args.seq_lens_encoder = const_cast<int32_t*>(c.seq_lens_encoder);
+  args.seq_lens_decoder = const_cast<int32_t*>(c.seq_lens_decoder);
+  args.seq_lens_this_time = const_cast<int32_t*>(c.seq_lens_this_time);
+  args.num_rejected = static_cast<const int32_t*>(lengths.data());
+  ASSERT_OK(fwdmeta_advance(slicer.slice(0).handle(), &args));
+  ASSERT_OK(slicer.Build(c, 2, 1));
+  EXPECT_EQ(FWDMETA_WARNING_REJECTED_CLAMPED, slicer.slice(0).Counts().warnings);
+  EXPECT_EQ(0, slicer.slice(1).Counts().warnings);
+  EXPECT_EQ(std::vector<int64_t>{4}, slicer.slice(0).Head(FWDMETA_FIELD_POSITION_IDS, 1));
+  EXPECT_EQ(std::vector<int64_t>{10}, slicer.slice(1).Head(FWDMETA_FIELD_POSITION_IDS, 1));
+}
+
+// What the header says of a slicer's memory.
+TEST_P(SlicerTest, BytesAreThoseOfBuildersAndOfTheSlicesLengths) {
+  for (int64_t slots : {1, 8, 65, 4096, 4097, 9000}) {
+    reference::Config config = SmallConfig();
+    config.max_batch_size = slots;
+    config.max_num_tokens = 2 * slots;
+    config.depth = 3;
+    Slicer slicer(backend(), config, 2);
+    std::vector<fwdmeta_group_config_t> groups;
+    const fwdmeta_config_t c = ToC(config, backend(), &groups);
+    fwdmeta_capacities_t capacities = FWDMETA_CAPACITIES_INITIALIZER;
+    ASSERT_OK(fwdmeta_get_capacities(&c, nullptr, &capacities));
+    const int64_t a = (4 * slots + 255) / 256 * 256;
+    for (int64_t i = 0; i < 2; ++i) {
+      fwdmeta_builder_info_t info = FWDMETA_BUILDER_INFO_INITIALIZER;
+      ASSERT_OK(fwdmeta_builder_get_info(slicer.slice(i).handle(), &info));
+      if (backend() == FWDMETA_BACKEND_HOST) {
+        EXPECT_EQ(capacities.host_bytes + 4 * a + 256, info.host_bytes) << slots;
+        continue;
+      }
+      EXPECT_EQ(capacities.device_bytes + (slots > info.single_launch_slots ? 5 : 4) * a + 256, info.device_bytes);
+      EXPECT_EQ(capacities.pinned_bytes + (config.depth + 4) * a + 256, info.pinned_bytes) << slots;
+      EXPECT_EQ(0, info.host_bytes);
+    }
   }
 }
 
 // Creation refused at each allocation in turn leaves nothing behind; afterwards nothing is allocated.
 TEST_P(SlicerTest, MemoryIsAskedForAtCreationAlone) {
+  for (int failing = 0; backend() == FWDMETA_BACKEND_CUDA && failing < 3; ++failing) {
+    const auto allocators = std::make_shared<Allocators>();
+    std::vector<fwdmeta_group_config_t> groups;
+    const fwdmeta_config_t config = allocators->Config(SmallConfig(), backend(), &groups);
+    allocators->pinned.FailAfter(failing);
+    fwdmeta_slicer_t slicer = 0;
+    EXPECT_STATUS(FWDMETA_OUT_OF_MEMORY, fwdmeta_slicer_create(&config, 3, &slicer));
+    EXPECT_EQ(0u, slicer);
+  }
   for (int failing = 0;; ++failing) {
     const auto allocators = std::make_shared<Allocators>();
     std::vector<fwdmeta_group_config_t> groups;

@@ -91,7 +91,8 @@ class Span {
 
 namespace detail {
 
-// One owned handle. Destroy is the C call that ends it; it never fails for a handle that is still owned.
+// One owned handle. Destroy is the C call that ends it; it refuses what is in use (a
+// context that is pushed, a transport that gathers), whose handle is then lost.
 template <fwdmeta_status_t (*Destroy)(uint64_t)>
 class Handle {
  public:

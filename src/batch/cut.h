@@ -32,6 +32,18 @@ struct SlotCut {
 };
 constexpr int32_t kMoreFollows = INT32_MIN;
 
+// Where the lengths of a slice lie between the cut and its build. Device memory where the device cuts.
+struct SliceArrays {
+  int32_t *encoder, *decoder, *this_time, *offsets;  // [max_batch_size]
+  int32_t* num_padding;                              // [1]
+};
+FWDMETA_HD void StoreSlot(const SliceArrays& out, int32_t b, const SlotCut& cut) {
+  out.encoder[b] = cut.encoder;
+  out.decoder[b] = cut.decoder;
+  out.this_time[b] = cut.this_time;
+  out.offsets[b] = cut.offset;
+}
+
 // `begin` is the number of tokens in the slots before.
 FWDMETA_HD SlotCut CutSlot(int32_t encoder, int32_t decoder, int32_t this_time, int32_t begin,
                            const TokenRange& slice) {

@@ -26,11 +26,6 @@ struct BuildRequest {
   int32_t most_tokens;  // a bound on the sum of N that is closer than the inputs', or -1
 };
 
-// Where the lengths of a slice lie between the cut and its build, int32 in the backend's memory.
-struct SliceArrays {
-  int32_t *encoder, *decoder, *this_time, *offsets;  // [max_batch_size]
-  int32_t* num_padding;                              // [1]
-};
 // The cut of a batch's lengths into those of its slices. In an error step every slice gets the batch's own.
 struct CutRequest {
   const Inputs* batch;
@@ -60,8 +55,9 @@ class Backend {
   virtual int32_t* advance_counts() const = 0;
   const ArenaBytes& bytes() const { return bytes_; }
   const Outputs& outputs(int32_t generation) const { return outputs_[generation]; }
-  // Of a slice's builder on the CUDA backend.
+  // Of a slice's builder: for a cut by the backend, and for one by the host.
   const SliceArrays& slice_arrays() const { return slice_arrays_; }
+  const SliceArrays& host_slice_arrays() const { return host_slice_arrays_; }
   // `depth` entries, and what captured builds and advances publish to.
   MirrorEntry* ring() const { return ring_; }
   MirrorTail* tail() const { return tail_; }
@@ -74,6 +70,8 @@ class Backend {
   virtual Status Build(const BuildRequest& request) = 0;
   // Captured where the stream is.
   virtual Status Cut(const CutRequest& request) = 0;
+  // Work on the stream that is not the backend's own uses its memory.
+  virtual void NoteWork(fwdmeta_stream_t stream) = 0;
   virtual Status Advance(const AdvanceRequest& request) = 0;
   virtual Status Reset(fwdmeta_stream_t stream) = 0;
 
@@ -93,7 +91,7 @@ class Backend {
  protected:
   ArenaBytes bytes_ = {};
   Outputs outputs_[64] = {};
-  SliceArrays slice_arrays_ = {};
+  SliceArrays slice_arrays_ = {}, host_slice_arrays_ = {};
   MirrorEntry* ring_ = nullptr;
   MirrorTail* tail_ = nullptr;
 };
@@ -126,6 +124,18 @@ Status CreateCudaBackend(Config* config, Plan* plan, BackendPtr* out);
 inline Status CheckArenaAlignment(const void* arena, const char* name) {
   if (reinterpret_cast<uintptr_t>(arena) % 256 == 0) return FWDMETA_OK;
   return Fail(FWDMETA_INVALID_ARGUMENT, "the %s allocator gave %p, which is not aligned to 256 bytes", name, arena);
+}
+
+// The arrays of a slice in an arena, one behind another.
+inline int64_t SliceArrayBytes(const Config& config) {
+  return (static_cast<int64_t>(sizeof(int32_t)) * config.max_batch_size + 255) / 256 * 256;
+}
+inline int64_t SliceArraysBytes(const Config& config) {
+  return config.of_slice ? 4 * SliceArrayBytes(config) + 256 : 0;
+}
+inline SliceArrays PlaceSliceArrays(const Config& config, unsigned char* base) {
+  const auto array = [&](int i) { return reinterpret_cast<int32_t*>(base + i * SliceArrayBytes(config)); };
+  return {array(0), array(1), array(2), array(3), array(4)};
 }
 
 // The common size of the mirror's part of an arena.

@@ -264,6 +264,7 @@ Status Builder::ReleaseEntry(int64_t step, fwdmeta_build_flags_t flags) {
   if (previous <= 0) return FWDMETA_OK;
   const MirrorEntry& entry = backend_->ring()[step % config_.depth];
   const bool staged = staged_entries_[step % config_.depth].load(std::memory_order_relaxed);
+  // Final counters: the tokens are written, for which a slice's staged offsets are read. The stamp: so are the lengths.
   const auto released = [&](Status* status) {
     *status = FWDMETA_OK;
     EntryCopy copy;
@@ -299,8 +300,11 @@ Status Builder::Build(const std::shared_ptr<Builder>& self, const fwdmeta_batch_
   FWDMETA_TRY(ReadStruct(in, defaults, "batch", &batch));
   PendingBuild pending;
   FWDMETA_TRY(Read(batch, &pending));
-  FWDMETA_TRY(Prepare(out_meta != nullptr, &pending));
-  return Issue(self, &pending, out_meta, out_step);
+  FWDMETA_TRY(Prepare(self, out_meta != nullptr, &pending));
+  FWDMETA_TRY(Issue(pending));
+  if (out_meta != nullptr) *out_meta = Publish(self, &pending);
+  if (out_step != nullptr) *out_step = pending.request.step;
+  return FWDMETA_OK;
 }
 
 Status Builder::Read(const fwdmeta_batch_t& batch, PendingBuild* out) const {
@@ -317,7 +321,7 @@ Status Builder::Read(const fwdmeta_batch_t& batch, PendingBuild* out) const {
   return FWDMETA_OK;
 }
 
-Status Builder::Prepare(bool wants_meta, PendingBuild* pending) {
+Status Builder::Prepare(const std::shared_ptr<Builder>& self, bool wants_meta, PendingBuild* pending) {
   BuildRequest& request = pending->request;
   FWDMETA_TRY(ChooseGeneration(pending->generation, request.captured, &request.generation));
   FWDMETA_TRY(CheckReaders(request.generation, request.captured));
@@ -333,18 +337,17 @@ Status Builder::Prepare(bool wants_meta, PendingBuild* pending) {
       return Fail(FWDMETA_BUSY, "all %d meta handles are in use: destroy those of past steps", config_.max_metas);
     }
   }
-  return pending->host_lengths ? ReleaseEntry(request.step, pending->flags) : FWDMETA_OK;
+  if (pending->host_lengths) FWDMETA_TRY(ReleaseEntry(request.step, pending->flags));
+  return request.captured ? backend_->HoldByCapture(request.stream, self) : FWDMETA_OK;
 }
 
-Status Builder::Issue(const std::shared_ptr<Builder>& self, PendingBuild* pending, fwdmeta_meta_t* out_meta,
-                      int64_t* out_step) {
-  const BuildRequest& request = pending->request;
-  if (request.captured) FWDMETA_TRY(backend_->HoldByCapture(request.stream, self));
+Status Builder::Issue(const PendingBuild& pending) {
+  const BuildRequest& request = pending.request;
   // Readers see that the entry's former step has expired before anything overwrites it.
   std::atomic<bool>& staged = staged_entries_[request.step % config_.depth];
   const bool was_staged = staged.load(std::memory_order_relaxed);
   if (!request.captured) {
-    staged.store(pending->host_lengths, std::memory_order_relaxed);
+    staged.store(pending.host_lengths, std::memory_order_relaxed);
     last_step_.store(request.step, std::memory_order_release);
   }
   const Status status = backend_->Build(request);
@@ -355,26 +358,26 @@ Status Builder::Issue(const std::shared_ptr<Builder>& self, PendingBuild* pendin
     }
     return status;
   }
-  CountBuild(backend_->kind(), pending->host_lengths, request.captured);
+  CountBuild(backend_->kind(), pending.host_lengths, request.captured);
   if (request.captured) {
     captured_sets_[request.generation] = true;
   } else {
-    if (pending->generation == FWDMETA_DEFAULT) next_generation_ = (request.generation + 1) % config_.generations;
+    if (pending.generation == FWDMETA_DEFAULT) next_generation_ = (request.generation + 1) % config_.generations;
   }
-  if (pending->meta != nullptr) {
-    MirrorEntry* entry = request.captured ? &backend_->tail()->replay : &backend_->ring()[request.step % config_.depth];
-    CountsBlock* view = pending->host_lengths ? &entry->host_view : &entry->view;
-    pending->meta->Begin(this, request.generation, request.step, request.stream, view);
-    *out_meta = Metas().Insert({std::move(pending->meta), self});
-  }
-  if (out_step != nullptr) *out_step = request.step;
   return FWDMETA_OK;
+}
+
+fwdmeta_meta_t Builder::Publish(const std::shared_ptr<Builder>& self, PendingBuild* pending) {
+  const BuildRequest& request = pending->request;
+  MirrorEntry* entry = request.captured ? &backend_->tail()->replay : &backend_->ring()[request.step % config_.depth];
+  CountsBlock* view = pending->host_lengths ? &entry->host_view : &entry->view;
+  pending->meta->Begin(this, request.generation, request.step, request.stream, view);
+  return Metas().Insert({std::move(pending->meta), self});
 }
 
 Status Builder::Advance(const std::shared_ptr<Builder>& self, const fwdmeta_advance_args_t* in) {
   static const fwdmeta_advance_args_t defaults = FWDMETA_ADVANCE_ARGS_INITIALIZER;
   fwdmeta_advance_args_t args;
-  FWDMETA_TRY(CheckOwn());
   FWDMETA_TRY(ReadStruct(in, defaults, "args", &args));
   if (args.batch_size < 0) return Fail(FWDMETA_INVALID_ARGUMENT, "batch_size is %lld", (long long)args.batch_size);
   if (args.num_draft_tokens < 0) {

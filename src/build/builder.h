@@ -18,7 +18,7 @@ struct PendingBuild {
   fwdmeta_build_flags_t flags = 0;
   int64_t generation = FWDMETA_DEFAULT;  // as asked for
   bool host_lengths = false;
-  Summary summary;
+  Summary summary = {};
   std::shared_ptr<Meta> meta;
 };
 
@@ -38,12 +38,14 @@ class Builder {
   Status Advance(const std::shared_ptr<Builder>& self, const fwdmeta_advance_args_t* args);
   Status Reset(fwdmeta_stream_t stream);
 
-  // The three parts of Build. Read fills what follows from the batch alone; a slicer then puts a slice's lengths in the
-  // place of the batch's. Nothing is enqueued, or seen by readers, before Issue.
+  // The parts of Build. Read fills what follows from the batch alone; a slicer then puts a slice's lengths in the place
+  // of the batch's. Nothing is enqueued, or seen by readers, before Issue, which fails only where CUDA refuses the
+  // launch, and from which on nothing throws. Publish hands the view out, of a build that wants one.
   Status Read(const fwdmeta_batch_t& batch, PendingBuild* out) const;
-  Status Prepare(bool wants_meta, PendingBuild* pending);
-  Status Issue(const std::shared_ptr<Builder>& self, PendingBuild* pending, fwdmeta_meta_t* out_meta,
-               int64_t* out_step);
+  Status Prepare(const std::shared_ptr<Builder>& self, bool wants_meta, PendingBuild* pending);
+  Status Issue(const PendingBuild& pending);
+  fwdmeta_meta_t Publish(const std::shared_ptr<Builder>& self, PendingBuild* pending);
+  bool captured(int32_t generation) const { return captured_sets_[generation]; }
 
   // `out` may be null. Timeouts are those of the C API.
   Status WaitStep(int64_t step, fwdmeta_wait_flags_t flags, int64_t timeout_us, fwdmeta_counts_t* out) const;

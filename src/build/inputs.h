@@ -27,8 +27,8 @@ struct Inputs {
   const int32_t *encoder, *decoder, *this_time;
   // Of a slice, null in a batch that is none: per slot SlotCut::offset.
   const int32_t* offsets;
-  // Of a slice that is cut on the device, else null: one number, the padding to report, which the host does not know.
-  // num_padded_tokens is then the whole batch's, as a limit.
+  // Of a slice of a batch with device lengths, else null: one number, the padding to report, which the host need not
+  // know. num_padded_tokens is then the whole batch's, as a limit.
   const int32_t* num_padding;
   int32_t batch_size;
   int32_t num_padded_tokens;  // -1: the sum of N

@@ -71,7 +71,7 @@ struct alignas(128) MirrorEntry {
   uint64_t word[kCountsWords];  // the same, tagged
   uint64_t step_high;           // the high half of the step, tagged
   InvalidWords invalid;
-  int64_t inputs_read;  // the step of a host-length build whose staged lengths every thread block has read
+  int64_t inputs_read;  // the step of a host-length build whose staged E, D and N every thread block has read
 };
 
 struct AdvanceEntry {

@@ -26,8 +26,6 @@ Status Slicer::Create(const fwdmeta_config_t* config, int64_t max_slices, fwdmet
     slicer->handles_.push_back(handle);
     FWDMETA_TRY(Builder::Find(handle, &builder));
   }
-  const int64_t slots = slicer->builders_[0]->config().max_batch_size;
-  slicer->host_arrays_.resize(max_slices * (4 * slots + 1));
   if (!Slicers().Reserve(1)) return Fail(FWDMETA_OUT_OF_MEMORY, "no slicer handle is left");
   slicer->reserved_handle_ = true;
   *out = Slicers().Insert(std::move(slicer));
@@ -59,12 +57,6 @@ Status Slicer::GetBuilder(int64_t slice, fwdmeta_builder_t* out) const {
   return FWDMETA_OK;
 }
 
-SliceArrays Slicer::HostArrays(int32_t slice) {
-  const int64_t slots = builders_[0]->config().max_batch_size;
-  int32_t* arrays = host_arrays_.data() + slice * (4 * slots + 1);
-  return {arrays, arrays + slots, arrays + 2 * slots, arrays + 3 * slots, arrays + 4 * slots};
-}
-
 Status Slicer::ReadSplit(const PendingBuild& whole, int32_t num_slices, int64_t split, int32_t* out) const {
   if (split != FWDMETA_DEFAULT) {
     FWDMETA_TRY(CheckRange("split", split, 1));
@@ -80,6 +72,49 @@ Status Slicer::ReadSplit(const PendingBuild& whole, int32_t num_slices, int64_t 
   return FWDMETA_OK;
 }
 
+// The next set of the rotation that no capture has taken in any of the slices.
+Status Slicer::ChooseGeneration(int32_t num_slices, PendingBuild* whole) const {
+  if (whole->generation != FWDMETA_DEFAULT || whole->request.captured) return FWDMETA_OK;
+  const int32_t generations = builders_[0]->config().generations;
+  for (int32_t i = 0; i < generations; ++i) {
+    const int32_t generation = (next_generation_ + i) % generations;
+    const auto captured = [&](const std::shared_ptr<Builder>& builder) { return builder->captured(generation); };
+    if (std::any_of(builders_.begin(), builders_.begin() + num_slices, captured)) continue;
+    whole->generation = generation;
+    return FWDMETA_OK;
+  }
+  return Fail(FWDMETA_UNAVAILABLE, "all %d sets belong to captured builds; raise generations for eager builds",
+              generations);
+}
+
+void Slicer::PutSlice(const CutRequest& cut, const PendingBuild& whole, int32_t slice) {
+  const SliceArrays& arrays = cut.slices[slice];
+  PendingBuild& pending = pending_[slice];
+  pending.request = whole.request;
+  pending.flags = whole.flags;
+  pending.generation = whole.generation;
+  pending.host_lengths = whole.host_lengths;
+  Inputs& inputs = pending.request.inputs;
+  inputs.encoder = arrays.encoder;
+  inputs.decoder = arrays.decoder;
+  inputs.this_time = arrays.this_time;
+  inputs.offsets = arrays.offsets;
+  if (whole.host_lengths) {
+    const TokenRange range = RangeOfSlice(slice, cut.num_slices, cut.split, whole.summary.block.counts[kNumTokens]);
+    inputs.num_padded_tokens = range.end - range.begin + *arrays.num_padding;
+    return;
+  }
+  inputs.num_padding = arrays.num_padding;
+  const bool last = slice == cut.num_slices - 1;
+  const int32_t padded = inputs.num_padded_tokens;
+  if (padded >= 0) {
+    const int64_t rest = std::max<int64_t>(padded - int64_t{slice} * cut.split, 0);
+    pending.request.most_tokens = static_cast<int32_t>(last ? rest : std::min<int64_t>(rest, cut.split));
+  } else if (!last) {
+    pending.request.most_tokens = cut.split;
+  }
+}
+
 Status Slicer::Build(const fwdmeta_batch_t* in, int64_t count, int64_t asked_split, fwdmeta_meta_t* metas) {
   static const fwdmeta_batch_t defaults = FWDMETA_BATCH_INITIALIZER;
   fwdmeta_batch_t batch;
@@ -93,60 +128,40 @@ Status Slicer::Build(const fwdmeta_batch_t* in, int64_t count, int64_t asked_spl
     Summarize(builders_[0]->plan(), inputs, &whole.summary);
     FWDMETA_TRY(StatusOfStep(whole.summary.block));
   }
-  int32_t split = 0;
-  FWDMETA_TRY(ReadSplit(whole, num_slices, asked_split, &split));
-
-  const bool on_device = builders_[0]->backend().kind() == FWDMETA_BACKEND_CUDA && !whole.host_lengths;
-  CutRequest cut = {&inputs, num_slices, split, {}, batch.stream};
+  CutRequest cut = {&inputs, num_slices, 0, {}, batch.stream};
+  FWDMETA_TRY(ReadSplit(whole, num_slices, asked_split, &cut.split));
+  FWDMETA_TRY(ChooseGeneration(num_slices, &whole));
   for (int32_t i = 0; i < num_slices; ++i) {
-    cut.slices[i] = on_device ? builders_[i]->backend().slice_arrays() : HostArrays(i);
+    const Backend& backend = builders_[i]->backend();
+    cut.slices[i] = whole.host_lengths ? backend.host_slice_arrays() : backend.slice_arrays();
   }
-  const int32_t num_tokens = whole.summary.block.counts[kNumTokens];
-  if (whole.host_lengths) CutOnHost(cut, num_tokens);
-  const auto forget = [&] {
-    for (PendingBuild& pending : pending_) pending.meta.reset();
-  };
+  if (whole.host_lengths) CutOnHost(cut, whole.summary.block.counts[kNumTokens]);
+
+  // What a refusal leaves unused goes back to the builders' pools.
+  struct Forget {
+    std::vector<PendingBuild>& all;
+    ~Forget() {
+      for (PendingBuild& pending : all) pending.meta.reset();
+    }
+  } forget{pending_};
   for (int32_t i = 0; i < num_slices; ++i) {
-    PendingBuild& pending = pending_[i];
-    pending.request = whole.request;
-    pending.flags = whole.flags;
-    pending.generation = whole.generation;
-    pending.host_lengths = whole.host_lengths;
-    Inputs& slice = pending.request.inputs;
-    const SliceArrays& arrays = cut.slices[i];
-    slice.encoder = arrays.encoder;
-    slice.decoder = arrays.decoder;
-    slice.this_time = arrays.this_time;
-    slice.offsets = arrays.offsets;
-    if (whole.host_lengths) {
-      const TokenRange range = RangeOfSlice(i, num_slices, split, num_tokens);
-      slice.num_padded_tokens = range.end - range.begin + *arrays.num_padding;
-    } else {
-      slice.num_padding = arrays.num_padding;
-      const int64_t rest = std::max<int64_t>(int64_t{inputs.num_padded_tokens} - int64_t{i} * split, 0);
-      if (inputs.num_padded_tokens >= 0) {
-        pending.request.most_tokens = static_cast<int32_t>(i < num_slices - 1 ? std::min<int64_t>(rest, split) : rest);
-      } else if (i < num_slices - 1) {
-        pending.request.most_tokens = split;
-      }
-    }
-    const Status status = builders_[i]->Prepare(metas != nullptr, &pending);
-    if (status != FWDMETA_OK) {
-      forget();
-      return status;
-    }
+    PutSlice(cut, whole, i);
+    FWDMETA_TRY(builders_[i]->Prepare(builders_[i], metas != nullptr, &pending_[i]));
   }
   Status status = whole.host_lengths ? FWDMETA_OK : builders_[0]->backend().Cut(cut);
-  fwdmeta_meta_t made[FWDMETA_MAX_SLICES] = {};
-  for (int32_t i = 0; i < num_slices && status == FWDMETA_OK; ++i) {
-    status = builders_[i]->Issue(builders_[i], &pending_[i], &made[i], nullptr);
-  }
-  forget();
+  for (int32_t i = 0; i < num_slices && status == FWDMETA_OK; ++i) status = builders_[i]->Issue(pending_[i]);
   if (status != FWDMETA_OK) {
-    for (fwdmeta_meta_t meta : made) Metas().Remove(meta);
+    // The cut may be under way in the memory of builders whose own build is not.
+    if (!whole.request.captured) {
+      for (int32_t i = 0; i < num_slices; ++i) builders_[i]->backend().NoteWork(batch.stream);
+    }
     return status;
   }
-  if (metas != nullptr) std::copy_n(made, num_slices, metas);
+  next_generation_ = (whole.request.captured ? next_generation_ : pending_[0].request.generation + 1) %
+                     builders_[0]->config().generations;
+  for (int32_t i = 0; i < num_slices && metas != nullptr; ++i) {
+    metas[i] = builders_[i]->Publish(builders_[i], &pending_[i]);
+  }
   return FWDMETA_OK;
 }
 

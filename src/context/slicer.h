@@ -19,18 +19,19 @@ class Slicer {
   Slicer& operator=(const Slicer&) = delete;
 
   Status GetBuilder(int64_t slice, fwdmeta_builder_t* out) const;
-  // All slices or, but for a launch that CUDA refuses, none.
+  // All slices or none, but where CUDA refuses a launch behind others.
   Status Build(const fwdmeta_batch_t* batch, int64_t num_slices, int64_t split, fwdmeta_meta_t* metas);
 
  private:
   Slicer() = default;
   Status ReadSplit(const PendingBuild& whole, int32_t num_slices, int64_t split, int32_t* out) const;
-  SliceArrays HostArrays(int32_t slice);
+  Status ChooseGeneration(int32_t num_slices, PendingBuild* whole) const;
+  void PutSlice(const CutRequest& cut, const PendingBuild& whole, int32_t slice);
 
   std::vector<fwdmeta_builder_t> handles_;
   std::vector<std::shared_ptr<Builder>> builders_;
-  std::vector<int32_t> host_arrays_;  // where the host can read the lengths: those of every slice
   std::vector<PendingBuild> pending_;
+  int32_t next_generation_ = 0;  // all slices of a step write the same set
   bool reserved_handle_ = false;
 };
 

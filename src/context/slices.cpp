@@ -1,6 +1,7 @@
 #include "context/slices.h"
 
 #include "base/struct_io.h"
+#include "batch/cut.h"
 #include "context/arrays.h"
 
 namespace fwdmeta {
@@ -66,22 +67,19 @@ Status ReadSliceArgs(const fwdmeta_slice_args_t* in, SliceArgs* out) {
 }
 
 void PlanSlices(const SliceArgs& args, fwdmeta_slice_t* out) {
-  const auto cut = [&](int32_t slice) {
-    return static_cast<int32_t>(std::min<int64_t>(int64_t{slice} * args.split, args.num_tokens));
-  };
   Finder finder(args);
   Place begin = finder.Find(0);
   for (int32_t j = 0; j < args.num_slices; ++j) {
     const bool last = j == args.num_slices - 1;
-    const int32_t first_token = cut(j), end_token = last ? args.num_tokens : cut(j + 1);
-    const Place end = finder.Find(end_token);
+    const TokenRange range = RangeOfSlice(j, args.num_slices, args.split, args.num_tokens);
+    const Place end = finder.Find(range.end);
     fwdmeta_slice_t& slice = out[j];
     slice.first_req = begin.upper;
-    slice.first_token = first_token;
-    slice.num_tokens = end_token - first_token;
+    slice.first_token = range.begin;
+    slice.num_tokens = range.end - range.begin;
     slice.empty = slice.num_tokens == 0;
     slice.end_req = last ? args.padded_reqs : slice.empty ? slice.first_req : end.lower;
-    slice.end_token = last ? args.padded_tokens : end_token;
+    slice.end_token = last ? args.padded_tokens : range.end;
     begin = end;
   }
 }

@@ -128,6 +128,11 @@ FWDMETA_HD PageAddress LocatePosition(const PlanGroup& group, uint32_t position)
   return {block * group.pages_per_block + page, offset - page * group.page.divisor, local};
 }
 
+// Whether sums over good slots keep their limits. `token_limit`: of the sum of N.
+FWDMETA_HD bool SumsAreGood(const Plan& plan, int64_t tokens, int64_t kv_tokens, int32_t token_limit) {
+  return tokens <= token_limit && kv_tokens <= plan.max_num_kv_tokens && kv_tokens <= INT32_MAX;
+}
+
 Plan MakePlan(const Config& config, int64_t num_sms);
 
 // Capacities by the formulas of contract 2, as 64-bit numbers that may pass int32.

@@ -147,8 +147,7 @@ class SlotBlock {
   // The role's flags over all threads, once Good has been called.
   __device__ uint32_t flags() const { return flags_; }
   __device__ bool GoodSums(uint32_t bits, int64_t tokens, int64_t kv_tokens) const {
-    return bits == 0 && tokens <= args_.token_limit && kv_tokens <= args_.plan.max_num_kv_tokens &&
-           kv_tokens <= INT32_MAX;
+    return bits == 0 && SumsAreGood(args_.plan, tokens, kv_tokens, args_.token_limit);
   }
   __device__ static int64_t Join(uint32_t low, uint32_t high) { return (static_cast<int64_t>(high) << kLowBits) + low; }
 

@@ -51,9 +51,9 @@ __global__ void __launch_bounds__(kMaxThreads) chunk_kernel(const __grid_constan
     if (b < args.inputs.batch_size) {
       int32_t* copy = args.staged_copy;
       copy[b] = args.inputs.encoder[b];
-      copy[kMaxSlots + b] = args.inputs.decoder[b];
-      copy[2 * kMaxSlots + b] = args.inputs.this_time[b];
-      if (args.inputs.offsets != nullptr) copy[3 * kMaxSlots + b] = args.inputs.offsets[b];
+      copy[args.staged_stride + b] = args.inputs.decoder[b];
+      copy[2 * args.staged_stride + b] = args.inputs.this_time[b];
+      if (args.inputs.offsets != nullptr) copy[3 * args.staged_stride + b] = args.inputs.offsets[b];
     }
   }
   const bool search = SearchesMlaChunk(args.plan, args.inputs.batch_size);
@@ -97,9 +97,9 @@ cudaError_t LaunchBuild(const BuildArgs& args, int32_t num_blocks, int32_t threa
   BuildArgs second = args;
   if (args.staged_copy != nullptr) {
     second.inputs.encoder = args.staged_copy;
-    second.inputs.decoder = args.staged_copy + kMaxSlots;
-    second.inputs.this_time = args.staged_copy + 2 * kMaxSlots;
-    if (args.inputs.offsets != nullptr) second.inputs.offsets = args.staged_copy + 3 * kMaxSlots;
+    second.inputs.decoder = args.staged_copy + args.staged_stride;
+    second.inputs.this_time = args.staged_copy + 2 * args.staged_stride;
+    if (args.inputs.offsets != nullptr) second.inputs.offsets = args.staged_copy + 3 * args.staged_stride;
     second.vector_loads = 1;
   }
   return Launch(build_kernel<kChunkItems, true>, second, num_blocks, threads, stream);

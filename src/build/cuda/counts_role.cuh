@@ -8,7 +8,7 @@ namespace fwdmeta {
 template <int kItems, bool kChunked>
 class CountsRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
-  using Base::args_, Base::shared_, Base::block_, Base::slice_, Base::slices_, Base::piece_, Base::pieces_;
+  using Base::args_, Base::shared_, Base::block_, Base::share_, Base::shares_, Base::piece_, Base::pieces_;
   using typename Base::Block, typename Base::Scan;
 
  public:

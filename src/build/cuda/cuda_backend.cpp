@@ -21,8 +21,8 @@ bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0;
 // Where things lie in the two arenas.
 struct Layout {
   int64_t set_bytes;  // the outputs of one set
-  int64_t sets, set_states, builder_state, chunks, staged_copy, slice, slice_array, device;
-  int64_t mirror, staging, staging_array, staging_entry, pinned;
+  int64_t sets, set_states, builder_state, chunks, staged_copy, slice, device;
+  int64_t mirror, staging, staging_entry, host_slice, pinned;
 };
 
 Layout MakeLayout(const Config& config, const Plan& plan) {
@@ -30,7 +30,7 @@ Layout MakeLayout(const Config& config, const Plan& plan) {
   const bool chunked = config.max_batch_size > kSingleLaunchSlots;
   // E, D and N of every slot, and of a slice the offset.
   const int64_t num_arrays = config.of_slice ? 4 : 3;
-  const int64_t lengths = AlignUp(num_arrays * 4 * config.max_batch_size);
+  const int64_t lengths = num_arrays * SliceArrayBytes(config);
   layout.set_bytes = PlaceOutputs(config, plan, nullptr, nullptr);
   int64_t at = layout.set_bytes * config.generations;
   layout.set_states = at;
@@ -40,15 +40,14 @@ Layout MakeLayout(const Config& config, const Plan& plan) {
   layout.chunks = at;
   at += chunked ? AlignUp(sizeof(ChunkSums)) : 0;
   layout.staged_copy = at;
-  at += chunked ? num_arrays * 4 * kMaxSlots : 0;
+  at += chunked ? lengths : 0;
   layout.slice = at;
-  layout.slice_array = AlignUp(int64_t{4} * config.max_batch_size);
-  at += config.of_slice ? num_arrays * layout.slice_array + AlignUp(sizeof(int32_t)) : 0;
+  at += SliceArraysBytes(config);
   layout.device = at;
   layout.staging = AlignUp(MirrorBytes(config));
-  layout.staging_array = lengths / num_arrays / 4 * 4;
   layout.staging_entry = lengths;
-  layout.pinned = layout.staging + lengths * config.depth;
+  layout.host_slice = layout.staging + lengths * config.depth;
+  layout.pinned = layout.host_slice + SliceArraysBytes(config);
   return layout;
 }
 
@@ -85,7 +84,7 @@ class CudaBackend final : public Reapable {
     }
     FWDMETA_CUDA_TRY(LoadBuildKernels());
     FWDMETA_CUDA_TRY(LoadSmallKernels());
-    FWDMETA_CUDA_TRY(LoadCutKernel());
+    if (config_.of_slice) FWDMETA_CUDA_TRY(LoadCutKernel());
     FWDMETA_CUDA_TRY(cudaStreamCreateWithFlags(&private_stream_, cudaStreamNonBlocking));
     FWDMETA_CUDA_TRY(cudaEventCreateWithFlags(&work_event_, cudaEventDisableTiming));
     for (int32_t i = 0; i < config_.generations; ++i) {
@@ -279,6 +278,11 @@ class CudaBackend final : public Reapable {
     return FWDMETA_OK;
   }
 
+  void NoteWork(fwdmeta_stream_t stream) override {
+    ContextGuard guard(context_);
+    NoteWork(static_cast<cudaStream_t>(stream));
+  }
+
   bool Done() override {
     ContextGuard guard(context_);
     bool done = !work_noted_ || cudaEventQuery(work_event_) != cudaErrorNotReady;
@@ -324,7 +328,6 @@ class CudaBackend final : public Reapable {
     ring_ = reinterpret_cast<MirrorEntry*>(pinned_arena_);
     tail_ = reinterpret_cast<MirrorTail*>(ring_ + config_.depth);
     staging_ = pinned_arena_ + layout.staging;
-    staging_array_ = layout.staging_array;
     staging_entry_ = layout.staging_entry;
     set_states_ = reinterpret_cast<SetState*>(device_arena_ + layout.set_states);
     builder_state_ = reinterpret_cast<BuilderState*>(device_arena_ + layout.builder_state);
@@ -344,10 +347,8 @@ class CudaBackend final : public Reapable {
     }
     staged_copy_ = chunked ? reinterpret_cast<int32_t*>(device_arena_ + layout.staged_copy) : nullptr;
     if (config_.of_slice) {
-      const auto array = [&](int i) {
-        return reinterpret_cast<int32_t*>(device_arena_ + layout.slice + i * layout.slice_array);
-      };
-      slice_arrays_ = {array(0), array(1), array(2), array(3), array(4)};
+      slice_arrays_ = PlaceSliceArrays(config_, device_arena_ + layout.slice);
+      host_slice_arrays_ = PlaceSliceArrays(config_, pinned_arena_ + layout.host_slice);
     }
     FWDMETA_TRY(Reset(private_stream_));
     FWDMETA_CUDA_TRY(cudaStreamSynchronize(private_stream_));
@@ -408,7 +409,7 @@ class CudaBackend final : public Reapable {
 
   void StageLengths(const BuildRequest& request, BuildArgs* args) {
     const int64_t count = request.inputs.batch_size;
-    const int64_t stride = staging_array_ / static_cast<int64_t>(sizeof(int32_t));
+    const int64_t stride = SliceArrayBytes(config_) / static_cast<int64_t>(sizeof(int32_t));
     const bool of_slice = request.inputs.offsets != nullptr;
     int32_t* staged = reinterpret_cast<int32_t*>(staging_ + staging_entry_ * (request.step % config_.depth));
     if (count > 0) {
@@ -422,6 +423,7 @@ class CudaBackend final : public Reapable {
     args->inputs.this_time = OnDevice(staged + 2 * stride);
     if (of_slice) args->inputs.offsets = OnDevice(staged + 3 * stride);
     args->staged_copy = count > kSingleLaunchSlots ? staged_copy_ : nullptr;
+    args->staged_stride = static_cast<int32_t>(stride);
   }
 
   int32_t TokenLimit(const Inputs& inputs) const {
@@ -461,21 +463,21 @@ class CudaBackend final : public Reapable {
     const auto clamp = [&](int64_t blocks, int64_t most) {
       return static_cast<int32_t>(std::max<int64_t>(1, std::min(std::max(CeilDiv(blocks, chunks), tail), most)));
     };
-    args->slices[kRoleCounts] = 1;
-    args->slices[kRoleLengths] = clamp(0, 16);
+    args->shares[kRoleCounts] = 1;
+    args->shares[kRoleLengths] = clamp(0, 16);
     // An MLA step's tiles follow from lengths that the host does not know.
     const int64_t mla_tiles = std::min<int64_t>(plan_.capacity[kDecoder], 16 * per_pass);
-    args->slices[kRoleTiles] = clamp(CeilDiv(std::max(tiles, plan_.mla != 0 ? mla_tiles : 0), 2 * per_pass), 64);
-    args->slices[kRoleKvTiles] = clamp(CeilDiv(pages, 2 * per_pass), 16);
-    args->slices[kRoleRows] = clamp(CeilDiv(std::min(tokens, 8 * slots), 4 * per_pass), 16);
+    args->shares[kRoleTiles] = clamp(CeilDiv(std::max(tiles, plan_.mla != 0 ? mla_tiles : 0), 2 * per_pass), 64);
+    args->shares[kRoleKvTiles] = clamp(CeilDiv(pages, 2 * per_pass), 16);
+    args->shares[kRoleRows] = clamp(CeilDiv(std::min(tokens, 8 * slots), 4 * per_pass), 16);
     const int64_t most = std::max<int64_t>(1, int64_t{num_sms_} * kMaxThreads / threads / chunks);
     // One token to a lane while that keeps the blocks to one per multiprocessor.
     const int64_t per_block = tokens <= threads * num_sms_ ? std::min<int64_t>(threads, 512) : per_pass;
-    args->slices[kRoleTokens] = clamp(CeilDiv(tokens, per_block), most);
+    args->shares[kRoleTokens] = clamp(CeilDiv(tokens, per_block), most);
     int32_t blocks = 0;
     for (int32_t role = 0; role < kNumRoles; ++role) {
       args->first_block[role] = blocks;
-      blocks += role == kRoleCounts ? 1 : args->slices[role] * static_cast<int32_t>(chunks);
+      blocks += role == kRoleCounts ? 1 : args->shares[role] * static_cast<int32_t>(chunks);
     }
     return {blocks, static_cast<int32_t>(threads), static_cast<int32_t>(token_bound)};
   }
@@ -539,7 +541,7 @@ class CudaBackend final : public Reapable {
   unsigned char* pinned_arena_ = nullptr;
   unsigned char* pinned_alias_ = nullptr;
   unsigned char* staging_ = nullptr;
-  int64_t staging_array_ = 0, staging_entry_ = 0;
+  int64_t staging_entry_ = 0;
   int32_t* staged_copy_ = nullptr;
   SetState* set_states_ = nullptr;
   BuilderState* builder_state_ = nullptr;

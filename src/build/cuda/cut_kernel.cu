@@ -38,14 +38,11 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(const __grid_constant__ C
   }
   const bool bad_slot = __syncthreads_or(errors) != 0;
   tokens = sum_tokens;
-  const bool good = !bad_slot && static_cast<int64_t>(tokens) <= args.token_limit && sum_kv <= INT32_MAX &&
-                    static_cast<int64_t>(sum_kv) <= args.plan.max_num_kv_tokens;
+  const bool good =
+      !bad_slot && SumsAreGood(args.plan, static_cast<int64_t>(tokens), static_cast<int64_t>(sum_kv), args.token_limit);
   if (!good) {
     for (int32_t b = threadIdx.x; b < args.batch_size; b += kThreads) {
-      out.encoder[b] = args.encoder[b];
-      out.decoder[b] = args.decoder[b];
-      out.this_time[b] = args.this_time[b];
-      out.offsets[b] = 0;
+      StoreSlot(out, b, {args.encoder[b], args.decoder[b], args.this_time[b], 0});
     }
     if (threadIdx.x == 0) *out.num_padding = 0;
     return;
@@ -60,11 +57,7 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(const __grid_constant__ C
     int32_t begin, total;
     Scan(temp.scan).ExclusiveSum(this_time, begin, total);
     if (inside) {
-      const SlotCut cut = CutSlot(args.encoder[b], args.decoder[b], this_time, before + begin, range);
-      out.encoder[b] = cut.encoder;
-      out.decoder[b] = cut.decoder;
-      out.this_time[b] = cut.this_time;
-      out.offsets[b] = cut.offset;
+      StoreSlot(out, b, CutSlot(args.encoder[b], args.decoder[b], this_time, before + begin, range));
     }
     before += total;
     __syncthreads();  // the scan's memory is used again

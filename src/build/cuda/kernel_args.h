@@ -81,17 +81,17 @@ struct BuildArgs {
   MirrorEntry* entry;    // eager builds
   MirrorTail* mirror;    // captured builds
   ChunkSums* chunks;     // two launches
-  int32_t* staged_copy;  // two launches with host lengths: E, D, N and a slice's offsets, kMaxSlots apart, left by the
-                         // first for the second
+  int32_t* staged_copy;  // two launches with host lengths: E, D, N and a slice's offsets, `staged_stride` apart, left
+                         // by the first for the second
   int64_t step;
-  int32_t captured, staged;
+  int32_t captured, staged, staged_stride;
   int32_t token_limit;   // of the sum of N: max_num_tokens, and T where it is stated
   int32_t wide_sums;     // a sum may pass 32 bits, so both halves of each number are added
   int32_t check_kv;      // the sum of D + N may pass its limit
   int32_t short_slots;   // most slots have one token at most, as far as the host can tell
   int32_t vector_loads;  // the lengths are aligned to 16 bytes
   int32_t num_chunks;
-  int32_t slices[kNumRoles];  // blocks per chunk
+  int32_t shares[kNumRoles];  // blocks per chunk
   int32_t first_block[kNumRoles];
 };
 static_assert(sizeof(BuildArgs) <= 4096, "kernel parameters");

@@ -58,15 +58,16 @@ class RoleBlock {
       : args_(args),
         shared_(shared),
         role_(role),
-        slices_(args.slices[role]),
-        slice_(kChunked ? index % slices_ : index),
+        shares_(args.shares[role]),
+        share_(kChunked ? index % shares_ : index),
         piece_(index),
-        pieces_(kChunked ? slices_ * args.num_chunks : slices_),
-        block_(args, shared, kChunked ? index / slices_ : 0) {
+        pieces_(kChunked ? shares_ * args.num_chunks : shares_),
+        block_(args, shared, kChunked ? index / shares_ : 0) {
     if constexpr (kChunked) block_.LoadChunkSums();
   }
 
-  // Called by every thread once the block has read its lengths, after a barrier.
+  // Called by every thread once the block has read its lengths, after a barrier. A slice's offsets are read later,
+  // before the token role publishes its counters.
   __device__ void InputsRead() {
     if (kChunked || !args_.staged || threadIdx.x != 0) return;
     if (atomicInc(&args_.builder->inputs_ticket, gridDim.x - 1) == gridDim.x - 1) {
@@ -120,7 +121,7 @@ class RoleBlock {
   // Stores an exclusive prefix sum for this thread's slots, and the total behind them.
   template <class Rule>
   __device__ void StoreCu(int32_t* cu, const Scan& scan, Rule rule) {
-    if (cu == nullptr || slice_ != 0) return;
+    if (cu == nullptr || share_ != 0) return;
     int32_t values[kItems];
     uint32_t sum = scan.before + scan.exclusive;
 #pragma unroll
@@ -133,7 +134,7 @@ class RoleBlock {
   }
   template <class Rule>
   __device__ void StoreSlots(int32_t* array, int32_t idle, Rule rule) {
-    if (array == nullptr || slice_ != 0) return;
+    if (array == nullptr || share_ != 0) return;
     int32_t values[kItems];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) values[i] = block_.slot[i].live() ? rule(block_.slot[i]) : idle;
@@ -207,7 +208,7 @@ class RoleBlock {
   const BuildArgs& args_;
   BlockShared<kItems, kChunked>& shared_;
   const int32_t role_;
-  const uint32_t slices_, slice_;  // of the block's chunk
+  const uint32_t shares_, share_;  // of the block's chunk
   const uint32_t piece_, pieces_;  // of the whole role
   Block block_;
 };

@@ -8,7 +8,7 @@ namespace fwdmeta {
 template <int kItems, bool kChunked>
 class RowsRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
-  using Base::args_, Base::shared_, Base::block_, Base::slice_, Base::slices_, Base::piece_, Base::pieces_;
+  using Base::args_, Base::shared_, Base::block_, Base::share_, Base::shares_, Base::piece_, Base::pieces_;
   using typename Base::Block, typename Base::Scan;
 
  public:
@@ -42,7 +42,7 @@ class RowsRole : RoleBlock<kItems, kChunked> {
     this->StoreSlots(out.i32(FWDMETA_FIELD_SEQ_LENS_OUTPUT), 0, [](const Slot& slot) { return slot.output_rows(); });
     int32_t* batch_ids = out.i32(FWDMETA_FIELD_BATCH_ID_PER_TOKEN_OUTPUT);
     int32_t* indices = out.i32(FWDMETA_FIELD_LOGITS_INDICES);
-    const Range range = Piece(scan.before, scan.before + scan.total, slice_, slices_, 4);
+    const Range range = Piece(scan.before, scan.before + scan.total, share_, shares_, 4);
     if (by_owner) {
       uint32_t x = scan.before + scan.exclusive, end = q.before + q.exclusive;
 #pragma unroll

@@ -8,7 +8,7 @@ namespace fwdmeta {
 template <int kItems, bool kChunked, Mapping kFirst, Mapping kSecond>
 class TilesRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
-  using Base::args_, Base::shared_, Base::block_, Base::slice_, Base::slices_, Base::piece_, Base::pieces_;
+  using Base::args_, Base::shared_, Base::block_, Base::share_, Base::shares_, Base::piece_, Base::pieces_;
   using typename Base::Block, typename Base::Scan;
 
  public:
@@ -80,7 +80,7 @@ class TilesRole : RoleBlock<kItems, kChunked> {
     int32_t* batch_ids = args_.out.i32(kFields.batch_ids);
     int32_t* tile_ids = args_.out.i32(kFields.tile_ids);
     this->StoreCu(args_.out.i32(kFields.cu_tiles), scan, [&](int i) { return tiles[i]; });
-    const Range range = Piece(scan.before, scan.before + scan.total, slice_, slices_, 4);
+    const Range range = Piece(scan.before, scan.before + scan.total, share_, shares_, 4);
     if (by_owner) {
       uint32_t x = scan.before + scan.exclusive;
 #pragma unroll

@@ -8,7 +8,7 @@ namespace fwdmeta {
 template <int kItems, bool kChunked>
 class TokensRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
-  using Base::args_, Base::shared_, Base::block_, Base::slice_, Base::slices_, Base::piece_, Base::pieces_;
+  using Base::args_, Base::shared_, Base::block_, Base::share_, Base::shares_, Base::piece_, Base::pieces_;
   using typename Base::Block, typename Base::Scan;
 
  public:
@@ -64,7 +64,7 @@ class TokensRole : RoleBlock<kItems, kChunked> {
       }
       this->StoreShared(1, decoders);
       __syncthreads();
-      StoreTokens(Piece(scan.before, scan.before + scan.total, slice_, slices_, kRunTokens), scan.before);
+      StoreTokens(Piece(scan.before, scan.before + scan.total, share_, shares_, kRunTokens), scan.before);
     }
     if (previous > scan.all) PadTokens(Piece(scan.all, previous, piece_, pieces_, kRunTokens));
     Finish(good, scan.all, clamped_before, replay);
@@ -88,9 +88,9 @@ class TokensRole : RoleBlock<kItems, kChunked> {
 
   // Whether this thread's slots are in its block's share where slots write their own tokens.
   __device__ bool OwnsSlots() const {
-    if (slices_ == 1) return true;
-    const uint32_t warps = (blockDim.x / 32 + slices_ - 1) / slices_;
-    return WarpId() / warps == slice_;
+    if (shares_ == 1) return true;
+    const uint32_t warps = (blockDim.x / 32 + shares_ - 1) / shares_;
+    return WarpId() / warps == share_;
   }
   // The first token of a slot of this thread.
   __device__ TokenRef RefOf(int i) const {

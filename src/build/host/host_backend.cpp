@@ -238,6 +238,7 @@ class HostBackend final : public Backend {
     tail_ = reinterpret_cast<MirrorTail*>(ring_ + config_.depth);
     unsigned char* base = arena_ + (mirror + 255) / 256 * 256;
     for (int32_t i = 0; i < config_.generations; ++i) base += PlaceOutputs(config_, plan_, base, &outputs_[i]);
+    if (config_.of_slice) slice_arrays_ = host_slice_arrays_ = PlaceSliceArrays(config_, base);
     return Reset(nullptr);
   }
 
@@ -285,6 +286,8 @@ class HostBackend final : public Backend {
     CutOnHost(request, summary.block.counts[kError] == 0 ? summary.block.counts[kNumTokens] : -1);
     return FWDMETA_OK;
   }
+
+  void NoteWork(fwdmeta_stream_t) override {}
 
   Status Advance(const AdvanceRequest& request) override {
     int32_t stopped = 0, limited = 0;
@@ -376,7 +379,7 @@ class HostBackend final : public Backend {
 
 ArenaBytes HostArenaBytes(const Config& config, const Plan& plan) {
   const int64_t mirror = (MirrorBytes(config) + 255) / 256 * 256;
-  return {0, 0, mirror + config.generations * PlaceOutputs(config, plan, nullptr, nullptr)};
+  return {0, 0, mirror + config.generations * PlaceOutputs(config, plan, nullptr, nullptr) + SliceArraysBytes(config)};
 }
 
 Status CreateHostBackend(const Config& config, const Plan& plan, BackendPtr* out) {
