@@ -385,7 +385,8 @@ TEST_F(Graphs, TheGraphOutlivesTheSlicer) {
   Graph graph;
   const auto allocators = std::make_shared<Allocators>();
   std::vector<fwdmeta_group_config_t> groups;
-  const fwdmeta_config_t config = allocators->Config(ConfigFor(8), kCuda, &groups);
+  const reference::Config model = ConfigFor(8);
+  const fwdmeta_config_t config = allocators->Config(model, kCuda, &groups);
   fwdmeta_slicer_t slicer = 0;
   ASSERT_OK(fwdmeta_slicer_create(&config, 2, &slicer));
   graph.Begin(CaptureStream());
@@ -397,11 +398,11 @@ TEST_F(Graphs, TheGraphOutlivesTheSlicer) {
   EXPECT_OK(fwdmeta_build_slices(slicer, &c, 2, 4, metas));
   graph.End();
   ASSERT_OK(fwdmeta_slicer_destroy(slicer));
-  Builder view(kCuda, ConfigFor(8), second, allocators);
+  Builder view(kCuda, model, second, allocators);
   for (int64_t i = 1; i <= 3; ++i) {
     graph.Launch();
     CaptureStream().Wait();
-    const reference::Result want = reference::Build(ConfigFor(8), reference::SliceOf(ConfigFor(8), batch, 1, 2, 4));
+    const reference::Result want = reference::Build(model, reference::SliceOf(model, batch, 1, 2, 4));
     EXPECT_TRUE(view.ExpectArrays(metas[1], want, i)) << "replay " << i;
   }
   // Without views the graph is the last that holds the memory.
