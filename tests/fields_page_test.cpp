@@ -1,5 +1,5 @@
 // docs/fields.md says of every field what the library says: its name, dtype, shape and tail, and whether it can be left
-// out.
+// out. docs/guides/errors.md has every status.
 #include <fstream>
 #include <sstream>
 
@@ -136,6 +136,17 @@ TEST_F(FieldsPage, MarksWhatIsThereWhateverOutputsSays) {
     EXPECT_STATUS(row.always ? FWDMETA_OK : FWDMETA_NOT_FOUND, fwdmeta_meta_get(meta_, row.name.c_str(), &tensor))
         << row.name;
   }
+}
+
+TEST(ErrorsPage, HasEveryStatusInOrder) {
+  std::ifstream page(FWDMETA_SOURCE_DIR "/docs/guides/errors.md");
+  std::string line;
+  while (std::getline(page, line) && line != "## Statuses") continue;
+  for (int32_t status = 0; status < FWDMETA_STATUS_COUNT; ++status) {
+    while (std::getline(page, line) && line.rfind("| `", 0) != 0) continue;
+    EXPECT_EQ(line.substr(0, line.find('`', 3) + 1), "| `" + std::string(fwdmeta_status_name(status)) + "`");
+  }
+  EXPECT_TRUE(std::getline(page, line) && line.empty()) << line;
 }
 
 }  // namespace
