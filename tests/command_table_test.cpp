@@ -47,7 +47,7 @@ TEST(Tables, OfABatch) {
 TEST(Tables, OfABatchOfLargeNumbers) {
   const Json batch = Json::parse(R"({"schema": "fwdmeta.batch/1",
     "config": {"max_batch_size": 3, "max_num_tokens": 200000, "max_model_len": 2147483647, "num_q_heads": 64,
-               "num_kv_heads": 1, "block_size": 64, "max_num_kv_tokens": 2147483647},
+               "num_kv_heads": 1, "block_size": 65536, "max_num_kv_tokens": 2147483647},
     "batch": {"seq_lens_encoder": [200000, 2147483647, 9], "seq_lens_decoder": [2147283447, 2147483647, 2147483647],
               "seq_lens_this_time": [200000, 0, 0],
               "block_tables": [[2147483647], [], []], "input_ids": [[9223372036854775807, -9223372036854775808], [], []]}})");
