@@ -45,6 +45,7 @@
 extern "C" {
 #endif
 
+/* The version of this header. The library's own is fwdmeta_version(). */
 #define FWDMETA_VERSION_MAJOR 0
 #define FWDMETA_VERSION_MINOR 1
 #define FWDMETA_VERSION_PATCH 0
@@ -59,56 +60,61 @@ extern "C" {
 
 /* ------------------------------------------------------------------------------------------------ statuses -- */
 
+/* What every call returns, but those that return a name, a number or a hash. docs/guides/errors.md has a table. */
 typedef int32_t fwdmeta_status_t;
 enum {
   FWDMETA_OK = 0,
-  FWDMETA_INVALID_ARGUMENT = 1,
-  FWDMETA_INVALID_HANDLE = 2,
-  FWDMETA_INVALID_BATCH = 3,
-  FWDMETA_CAPACITY_EXCEEDED = 4,
-  FWDMETA_NOT_FOUND = 5,
-  FWDMETA_NOT_SET = 6,
-  FWDMETA_OUT_OF_RANGE = 7,
-  FWDMETA_ALREADY_EXISTS = 8,
-  FWDMETA_NOT_READY = 9,
-  FWDMETA_EXPIRED = 10,
-  FWDMETA_BUSY = 11,
-  FWDMETA_NOT_CAPTURABLE = 12,
-  FWDMETA_NO_GRAPH = 13,
-  FWDMETA_RANK_MISMATCH = 14,
-  FWDMETA_TIMEOUT = 15,
-  FWDMETA_UNSUPPORTED = 16,
-  FWDMETA_UNAVAILABLE = 17,
-  FWDMETA_OUT_OF_MEMORY = 18,
-  FWDMETA_NO_DEVICE = 19,
-  FWDMETA_CUDA_ERROR = 20,
-  FWDMETA_INTERNAL = 21,
-  FWDMETA_STATUS_COUNT = 22 /* closing sentinel, never returned */
+  FWDMETA_INVALID_ARGUMENT = 1,  /* null or out of range, a struct not initialised, a call in the wrong state */
+  FWDMETA_INVALID_HANDLE = 2,    /* null, freed, of another type or foreign */
+  FWDMETA_INVALID_BATCH = 3,     /* the lengths of a slot, or their sums, break a rule */
+  FWDMETA_CAPACITY_EXCEEDED = 4, /* more than the configuration or the caller's array has room for */
+  FWDMETA_NOT_FOUND = 5,         /* no such name, key or field */
+  FWDMETA_NOT_SET = 6,           /* known, but nothing has been set */
+  FWDMETA_OUT_OF_RANGE = 7,      /* an index or number past its end */
+  FWDMETA_ALREADY_EXISTS = 8,    /* a name or a place that is taken */
+  FWDMETA_NOT_READY = 9,         /* not there yet, and the call was not to wait */
+  FWDMETA_EXPIRED = 10,          /* it was there and has been overwritten, or ended */
+  FWDMETA_BUSY = 11,             /* in use: a reader, a gather, all handles or staging entries */
+  FWDMETA_NOT_CAPTURABLE = 12,   /* the stream is being captured */
+  FWDMETA_NO_GRAPH = 13,         /* no captured graph fits, and running without one is not allowed */
+  FWDMETA_RANK_MISMATCH = 14,    /* ranks of different configurations or steps */
+  FWDMETA_TIMEOUT = 15,          /* the time to wait has passed */
+  FWDMETA_UNSUPPORTED = 16,      /* not in this version, or not on this backend */
+  FWDMETA_UNAVAILABLE = 17,      /* not in this state: sets that are captured, a plug-in or transport that failed */
+  FWDMETA_OUT_OF_MEMORY = 18,    /* an allocation failed */
+  FWDMETA_NO_DEVICE = 19,        /* no CUDA device or driver */
+  FWDMETA_CUDA_ERROR = 20,       /* CUDA failed, with its text in the message */
+  FWDMETA_INTERNAL = 21,         /* a defect of the library */
+  FWDMETA_STATUS_COUNT = 22      /* closing sentinel, never returned */
 };
 
 /* Handles. 0 is the null handle. */
 typedef uint64_t fwdmeta_builder_t;
-typedef uint64_t fwdmeta_meta_t;
+typedef uint64_t fwdmeta_meta_t; /* the view of one step */
 /* A cudaStream_t. */
 typedef void *fwdmeta_stream_t;
 
 /* An int64 field whose comment names FWDMETA_DEFAULT takes the default that stands there. */
 #define FWDMETA_DEFAULT INT64_MIN
 
+/* Sizes of arrays in structs: cache groups, entries of max_len_tensor, dimensions of a tensor. */
 #define FWDMETA_MAX_CACHE_GROUPS 8
 #define FWDMETA_MAX_LEN_COUNT 9
 #define FWDMETA_MAX_DIMS 8
 
+/* Where builds run and arrays lie. */
 typedef int32_t fwdmeta_backend_t;
 enum {
   FWDMETA_BACKEND_AUTO = 0, /* CUDA where a device is, else the host backend, which is logged once as a warning */
   FWDMETA_BACKEND_HOST = 1, /* plain C++, every build complete when the call returns */
-  FWDMETA_BACKEND_CUDA = 2
+  FWDMETA_BACKEND_CUDA = 2  /* NO_DEVICE where none is */
 };
 
+/* What a tile of the decoder mapping is: query rows (APPEND) or a chunk of keys (MLA). */
 typedef int32_t fwdmeta_attention_t;
 enum { FWDMETA_ATTENTION_APPEND = 0, FWDMETA_ATTENTION_MLA = 1 };
 
+/* Of pointers handed in and out. On the host backend both are host memory. */
 typedef int32_t fwdmeta_memory_kind_t;
 enum { FWDMETA_MEMORY_DEVICE = 0, FWDMETA_MEMORY_HOST = 1 };
 
@@ -124,6 +130,9 @@ FWDMETA_API const char *fwdmeta_status_name(fwdmeta_status_t status);
  * call of the library. */
 FWDMETA_API const char *fwdmeta_last_error(void);
 
+/* ---------------------------------------------------------------------------------------------------- log -- */
+
+/* How grave a record is. */
 typedef int32_t fwdmeta_log_level_t;
 enum {
   FWDMETA_LOG_TRACE = 0,
@@ -138,7 +147,7 @@ enum {
 typedef void (*fwdmeta_log_callback_t)(fwdmeta_log_level_t level, const char *message, void *user);
 
 /* Records below `level` are dropped. The default is FWDMETA_LOG_WARN, or the environment variable FWDMETA_LOG_LEVEL
- * (trace, debug, info, warn, error, off), read once. Any thread, any time. */
+ * (trace, debug, info, warn, error, off), read once. INVALID_ARGUMENT for another number. Any thread, any time. */
 FWDMETA_API fwdmeta_status_t fwdmeta_log_set_level(fwdmeta_log_level_t level);
 
 /* Hands all records to `callback`; null returns to the default, which writes to standard error. A record that another
@@ -161,11 +170,13 @@ typedef struct fwdmeta_group_config {
  * lock is held. Either both pointers are set or neither. They serve the arrays, the mirror and the staging; small host
  * objects of a builder come from the C++ runtime, also at creation only. */
 typedef struct fwdmeta_allocator {
-  void *(*alloc)(size_t bytes, size_t alignment, void *user);
-  void (*free)(void *ptr, size_t bytes, void *user);
-  void *user;
+  void *(*alloc)(size_t bytes, size_t alignment, void *user); /* null for out of memory */
+  void (*free)(void *ptr, size_t bytes, void *user);          /* of what `alloc` returned */
+  void *user;                                                 /* handed to both */
 } fwdmeta_allocator_t;
 
+/* What a builder is created with: the bounds of a step, the model's heads, cache groups, tiles and memory. Tokens,
+ * positions and rows are counts, sizes are bytes. Numbers are checked by fwdmeta_get_capacities and at creation. */
 typedef struct fwdmeta_config {
   uint64_t struct_size;
   int32_t api_version;       /* FWDMETA_VERSION of the header that the caller was compiled with */
@@ -224,6 +235,7 @@ typedef struct fwdmeta_capacity_query {
 #define FWDMETA_CAPACITY_QUERY_INITIALIZER \
   { sizeof(fwdmeta_capacity_query_t), FWDMETA_DEFAULT, FWDMETA_DEFAULT, 1 }
 
+/* How large a configuration's arrays are. */
 typedef struct fwdmeta_capacities {
   uint64_t struct_size;
   int64_t decoder;                                     /* entries of decoder_batch_ids and decoder_tile_ids_per_batch */
@@ -232,8 +244,8 @@ typedef struct fwdmeta_capacities {
   int64_t pre_cache;                                   /* of pre_cache_* */
   int64_t block_table_width[FWDMETA_MAX_CACHE_GROUPS]; /* columns a table needs for max_model_len; 0 past the groups */
   int64_t device_bytes; /* what creation asks of each allocator, on the backend that the configuration selects */
-  int64_t pinned_bytes;
-  int64_t host_bytes;
+  int64_t pinned_bytes; /* likewise of the pinned allocator */
+  int64_t host_bytes;   /* and of the host allocator */
 } fwdmeta_capacities_t;
 #define FWDMETA_CAPACITIES_INITIALIZER \
   { sizeof(fwdmeta_capacities_t), 0, 0, 0, 0, {0}, 0, 0, 0 }
@@ -256,31 +268,33 @@ FWDMETA_API fwdmeta_status_t fwdmeta_builder_create(const fwdmeta_config_t *conf
  * tensors, captured graphs) and the recorded work is done. OK for 0. May be called while capturing. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_destroy(fwdmeta_builder_t builder);
 
+/* What a builder is and has done. */
 typedef struct fwdmeta_builder_info {
   uint64_t struct_size;
   fwdmeta_backend_t backend; /* HOST or CUDA */
   int32_t device;            /* ordinal, -1 on the host backend */
-  int64_t num_sms;
-  int64_t generations;
-  int64_t depth;
+  int64_t num_sms;           /* by which the chunk of mla attention is searched */
+  int64_t generations;       /* sets of arrays */
+  int64_t depth;             /* steps that the mirror keeps */
   int64_t
       single_launch_slots; /* builds of up to so many slots are one kernel, larger ones two; 0 on the host backend */
   int64_t last_step;       /* number of the latest eager build, 0 before the first */
   int64_t last_advance;    /* how many fwdmeta_advance calls were enqueued eagerly; replays are not among them */
   int64_t host_waits;      /* how often a build with host lengths had to wait for a staging entry */
-  int64_t device_bytes;
-  int64_t pinned_bytes;
-  int64_t host_bytes;
+  int64_t device_bytes;    /* allocated, as in fwdmeta_capacities_t */
+  int64_t pinned_bytes;    /* likewise */
+  int64_t host_bytes;      /* likewise */
   int32_t *advance_counts; /* int32 [2] on the backend's memory: num_stopped, num_length_limited, latest advance */
 } fwdmeta_builder_info_t;
 #define FWDMETA_BUILDER_INFO_INITIALIZER \
   { sizeof(fwdmeta_builder_info_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL }
 
-/* Does not block. */
+/* Does not block. Any thread, any time. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_get_info(fwdmeta_builder_t builder, fwdmeta_builder_info_t *out);
 
-/* Refills every array of every set with its tail value, in-stream, captured sets too. NOT_CAPTURABLE while the stream
- * is being captured, BUSY while a reader has begun and not ended; readers that have ended are waited for in-stream. */
+/* Refills every array of every set with its tail value, in-stream, captured sets too. Does not block. NOT_CAPTURABLE
+ * while the stream is being captured, BUSY while a reader has begun and not ended; readers that have ended are waited
+ * for in-stream. */
 FWDMETA_API fwdmeta_status_t fwdmeta_builder_reset(fwdmeta_builder_t builder, fwdmeta_stream_t stream);
 
 /* ------------------------------------------------------------------------------------------------- builds -- */
@@ -290,32 +304,34 @@ FWDMETA_API fwdmeta_status_t fwdmeta_builder_reset(fwdmeta_builder_t builder, fw
  * data[b * row_stride + c]; columns at or past `width`, or at or past row_lengths[b] where row_lengths is given, are
  * outside the row and are never read. data = null: not given. */
 typedef struct fwdmeta_rows {
-  const void *data;
+  const void *data;           /* borrowed until the build has run; null: not given */
   int64_t width;              /* columns, 0..2^31-1 */
   int64_t row_stride;         /* elements; >= width where there is more than one row */
   const int32_t *row_lengths; /* int32 [batch_size] in the same memory, or null */
 } fwdmeta_rows_t;
 
+/* FWDMETA_BUILD_* bits. */
 typedef int32_t fwdmeta_build_flags_t;
 enum {
   FWDMETA_BUILD_NO_WAIT = 1 /* host lengths: BUSY instead of waiting for a staging entry */
 };
 
+/* One step to build. The arrays are borrowed, as fwdmeta_build says. */
 typedef struct fwdmeta_batch {
   uint64_t struct_size;
-  fwdmeta_memory_kind_t memory_kind; /* of the three length arrays: stated, never detected */
-  fwdmeta_build_flags_t flags;
-  int64_t batch_size;              /* 0..max_batch_size */
-  int64_t num_padded_tokens;       /* T, the length of the token axis with padding; -1: the sum of N */
-  const int32_t *seq_lens_encoder; /* int32 [batch_size]; the three may be null where batch_size = 0 */
-  const int32_t *seq_lens_decoder;
-  const int32_t *seq_lens_this_time;
+  fwdmeta_memory_kind_t memory_kind;  /* of the three length arrays: stated, never detected */
+  fwdmeta_build_flags_t flags;        /* FWDMETA_BUILD_* bits; 0 */
+  int64_t batch_size;                 /* 0..max_batch_size */
+  int64_t num_padded_tokens;          /* T, the length of the token axis with padding; -1: the sum of N */
+  const int32_t *seq_lens_encoder;    /* int32 [batch_size]; the three may be null where batch_size = 0 */
+  const int32_t *seq_lens_decoder;    /* int32 [batch_size] */
+  const int32_t *seq_lens_this_time;  /* int32 [batch_size] */
   int64_t num_block_tables;           /* 0 with block_tables null, else the number of cache groups */
   const fwdmeta_rows_t *block_tables; /* one per cache group; the array itself is host memory, read during the call */
-  fwdmeta_rows_t input_ids;
-  fwdmeta_rows_t draft_tokens; /* column 0 is the last accepted token */
-  fwdmeta_stream_t stream;
-  int64_t generation; /* set to write. FWDMETA_DEFAULT: the next of the rotation; 0 when capturing */
+  fwdmeta_rows_t input_ids;           /* int64, one row a slot; column i is the id of token i of the step */
+  fwdmeta_rows_t draft_tokens;        /* column 0 is the last accepted token */
+  fwdmeta_stream_t stream;            /* that the build is enqueued on */
+  int64_t generation;                 /* set to write. FWDMETA_DEFAULT: the next of the rotation; 0 when capturing */
 } fwdmeta_batch_t;
 #define FWDMETA_ROWS_INITIALIZER \
   { NULL, 0, 0, NULL }
@@ -349,6 +365,7 @@ typedef struct fwdmeta_batch {
 FWDMETA_API fwdmeta_status_t fwdmeta_build(fwdmeta_builder_t builder, const fwdmeta_batch_t *batch,
                                            fwdmeta_meta_t *out_meta, int64_t *out_step);
 
+/* Bits of `error` of the counts: what is wrong with the lengths of a step. */
 enum {
   FWDMETA_ERROR_NEGATIVE = 1,         /* N < 0, or E < 0 or D < 0 in a live slot */
   FWDMETA_ERROR_ENCODER_MISMATCH = 2, /* E > 0 and E != N */
@@ -358,41 +375,45 @@ enum {
   FWDMETA_ERROR_PADDED_TOKENS = 32,   /* T < sum of N */
   FWDMETA_ERROR_NUM_KV_TOKENS = 64    /* sum of D + N > max_num_kv_tokens */
 };
+/* Bits of `warnings` of the counts. The step is valid. */
 enum {
-  FWDMETA_WARNING_INVALID_SLOTS = 1,
-  FWDMETA_WARNING_INVALID_IDS = 2,
+  FWDMETA_WARNING_INVALID_SLOTS = 1,   /* num_invalid_slots is not 0 */
+  FWDMETA_WARNING_INVALID_IDS = 2,     /* num_invalid_ids is not 0 */
   FWDMETA_WARNING_REJECTED_CLAMPED = 4 /* of an advance since the previous good build */
 };
 
+/* ------------------------------------------------------------------------------------------------- counts -- */
+
+/* The counts of a step, read from the host mirror. */
 typedef struct fwdmeta_counts {
   uint64_t struct_size;
-  int64_t step;        /* eager: the step number; replay: its ordinal, 1, 2, ... */
-  int64_t error_value; /* the number that broke a rule, and the limit it broke; 0 without an error */
-  int64_t error_limit;
-  int32_t batch_size;
-  int32_t num_live;
-  int32_t num_prefill;
-  int32_t num_decode;
-  int32_t num_tokens;         /* sum of N */
-  int32_t num_padded_tokens;  /* T */
-  int32_t num_kv_tokens;      /* total of cu_seqlens_k */
-  int32_t num_attn_kv_tokens; /* total of attn_cu_seqlens_k */
-  int32_t decoder_num_blocks;
-  int32_t encoder_num_blocks;
-  int32_t kv_num_blocks;
-  int32_t pre_cache_num_blocks;
-  int32_t num_output_tokens; /* total of cu_seqlens_q_output */
-  int32_t num_invalid_slots; /* over all cache groups; final when is_final is set; saturates at 2^31-1 */
-  int32_t num_invalid_ids;   /* final when is_final is set */
-  int32_t warnings;          /* FWDMETA_WARNING_* bits; final when is_final is set */
-  int32_t error;             /* FWDMETA_ERROR_* bits, 0 for a good step */
-  int32_t error_slot;        /* -1: none */
+  int64_t step;                 /* eager: the step number; replay: its ordinal, 1, 2, ... */
+  int64_t error_value;          /* the number that broke a rule, and the limit it broke; 0 without an error */
+  int64_t error_limit;          /* see error_value */
+  int32_t batch_size;           /* slots of the build, idle ones too */
+  int32_t num_live;             /* slots with N > 0 */
+  int32_t num_prefill;          /* live slots with E > 0 */
+  int32_t num_decode;           /* live slots with E = 0 */
+  int32_t num_tokens;           /* sum of N */
+  int32_t num_padded_tokens;    /* T */
+  int32_t num_kv_tokens;        /* total of cu_seqlens_k */
+  int32_t num_attn_kv_tokens;   /* total of attn_cu_seqlens_k */
+  int32_t decoder_num_blocks;   /* tiles of the decoder mapping */
+  int32_t encoder_num_blocks;   /* of the encoder mapping */
+  int32_t kv_num_blocks;        /* of the kv mapping */
+  int32_t pre_cache_num_blocks; /* of the pre-cache mapping */
+  int32_t num_output_tokens;    /* total of cu_seqlens_q_output */
+  int32_t num_invalid_slots;    /* over all cache groups; final when is_final is set; saturates at 2^31-1 */
+  int32_t num_invalid_ids;      /* final when is_final is set */
+  int32_t warnings;             /* FWDMETA_WARNING_* bits; final when is_final is set */
+  int32_t error;                /* FWDMETA_ERROR_* bits, 0 for a good step */
+  int32_t error_slot;           /* -1: none */
   /* max_len_tensor, each >= 0: [0] max N; [1] max E of live slots; [2] max D of all slots, idle ones too; [3] max D+N
    * of live slots; [4] max D of decode slots; [5] max D+N of live slots with D > 0; [6..8] 0 */
   int32_t max_len[FWDMETA_MAX_LEN_COUNT];
   int32_t decoder_chunk_size; /* decoder_chunk_size_device */
   int32_t is_final;           /* 1: the invalid counters too are those of the completed build */
-  int32_t reserved;
+  int32_t reserved;           /* 0 */
 } fwdmeta_counts_t;
 #define FWDMETA_COUNTS_INITIALIZER \
   { sizeof(fwdmeta_counts_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0 }
@@ -411,27 +432,30 @@ FWDMETA_API fwdmeta_status_t fwdmeta_counts_wait(fwdmeta_builder_t builder, int6
                                                  int64_t timeout_us, fwdmeta_counts_t *out);
 
 /* Counts of a captured build's replay. `replay` is its ordinal over all captured builds of this builder, in device
- * order (1 is the first), or 0 for the newest that has published. EXPIRED once a later replay has published. */
+ * order (1 is the first), or 0 for the newest that has published. EXPIRED once a later replay has published. Timeouts,
+ * errors of the step and `out` as above. */
 FWDMETA_API fwdmeta_status_t fwdmeta_replay_wait(fwdmeta_builder_t builder, int64_t replay, fwdmeta_wait_flags_t flags,
                                                  int64_t timeout_us, fwdmeta_counts_t *out);
 
 /* ------------------------------------------------------------------------------------------------ advance -- */
 
+/* The lengths to move on. All arrays are the engine's, borrowed until the advance has run. */
 typedef struct fwdmeta_advance_args {
   uint64_t struct_size;
-  int64_t batch_size;
-  int32_t *seq_lens_encoder; /* int32 [batch_size], device memory (host memory on the host backend); rewritten */
-  int32_t *seq_lens_decoder;
-  int32_t *seq_lens_this_time;
+  int64_t batch_size;          /* 0..max_batch_size */
+  int32_t *seq_lens_encoder;   /* int32 [batch_size], device memory (host memory on the host backend); rewritten */
+  int32_t *seq_lens_decoder;   /* likewise */
+  int32_t *seq_lens_this_time; /* likewise */
   const int32_t *num_rejected; /* int32 [batch_size] or null; decode slots, clamped to [0, N-1] */
   const uint8_t *stop;         /* uint8 [batch_size] or null; non-zero ends the slot */
   const int32_t *prompt_lens;  /* int32 [batch_size] or null */
   int64_t num_draft_tokens;    /* k >= 0: the next step has up to 1 + k tokens per slot */
-  fwdmeta_stream_t stream;
+  fwdmeta_stream_t stream;     /* that the advance is enqueued on */
 } fwdmeta_advance_args_t;
 #define FWDMETA_ADVANCE_ARGS_INITIALIZER \
   { sizeof(fwdmeta_advance_args_t), 0, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL }
 
+/* What the newest advance did. */
 typedef struct fwdmeta_advance_counts {
   uint64_t struct_size;
   int64_t advance;            /* ordinal in device order, replays of captured advances included */
@@ -446,7 +470,8 @@ typedef struct fwdmeta_advance_counts {
  *   D += N - rejected,  E = 0,  N = min(1 + k, max_model_len - D);  at N = 0, or where `stop` is set, N = E = 0.
  * A prefill slot with D + N < prompt_lens[b] stays as it is, and so does an idle one. A rejected count outside
  * [0, N-1] is clamped, and sets FWDMETA_WARNING_REJECTED_CLAMPED in the next good build. May be captured (one kernel
- * node).
+ * node). Does not block. INVALID_ARGUMENT, CAPACITY_EXCEEDED (batch_size past its maximum) or CUDA_ERROR; nothing is
+ * enqueued then.
  */
 FWDMETA_API fwdmeta_status_t fwdmeta_advance(fwdmeta_builder_t builder, const fwdmeta_advance_args_t *args);
 
@@ -519,16 +544,17 @@ enum {
   FWDMETA_DTYPE_BOOL = 6
 };
 
+/* An array as it lies in memory. */
 typedef struct fwdmeta_tensor {
   uint64_t struct_size;
   void *data; /* borrowed: the library never frees what the engine sets, nor reads it but to dump */
-  fwdmeta_memory_kind_t memory_kind;
-  int32_t device; /* ordinal of device memory, -1 for host memory */
-  fwdmeta_dtype_code_t dtype_code;
-  uint8_t dtype_bits;
-  uint16_t dtype_lanes; /* 1 */
-  int32_t ndim;         /* 0..8 */
-  int64_t shape[FWDMETA_MAX_DIMS];
+  fwdmeta_memory_kind_t memory_kind; /* of `data` */
+  int32_t device;                    /* ordinal of device memory, -1 for host memory */
+  fwdmeta_dtype_code_t dtype_code;   /* FWDMETA_DTYPE_* */
+  uint8_t dtype_bits;                /* of one lane */
+  uint16_t dtype_lanes;              /* 1 */
+  int32_t ndim;                      /* 0..8 */
+  int64_t shape[FWDMETA_MAX_DIMS];   /* elements */
   int64_t strides[FWDMETA_MAX_DIMS]; /* elements; row-major for built fields */
 } fwdmeta_tensor_t;
 #define FWDMETA_TENSOR_INITIALIZER                                                                     \
@@ -555,7 +581,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_meta_destroy(fwdmeta_meta_t meta);
  * mirror entry has been overwritten. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_get(fwdmeta_meta_t meta, const char *name, fwdmeta_tensor_t *out);
 
-/* A built field by number; `group` is the cache group for SLOT_MAPPING, else 0. */
+/* A built field by number; `group` is the cache group for SLOT_MAPPING, else 0. OUT_OF_RANGE for a number that is no
+ * field's, NOT_FOUND for a group or field that is not built, EXPIRED as above. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_get_field(fwdmeta_meta_t meta, fwdmeta_field_t field, int32_t group,
                                                     fwdmeta_tensor_t *out);
 
@@ -569,10 +596,12 @@ FWDMETA_API fwdmeta_status_t fwdmeta_builder_set_tensor(fwdmeta_builder_t builde
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_set_tensor(fwdmeta_meta_t meta, const char *name,
                                                      const fwdmeta_tensor_t *tensor);
 
-/* The counts of the meta's step; of a captured build: those of the newest replay that has published. */
+/* The counts of the meta's step, as fwdmeta_counts_wait; of a captured build those of the newest replay that has
+ * published, as fwdmeta_replay_wait. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_wait(fwdmeta_meta_t meta, fwdmeta_wait_flags_t flags, int64_t timeout_us,
                                                fwdmeta_counts_t *out);
 
+/* What FWDMETA_ATTR_FORWARD_MODE is. */
 typedef int32_t fwdmeta_forward_mode_t;
 enum {
   FWDMETA_FORWARD_EXTEND = 1, /* all live slots prefill */
@@ -581,21 +610,22 @@ enum {
   FWDMETA_FORWARD_NATIVE = 4  /* set by the engine only */
 };
 
+/* Flags and numbers of a step beside its arrays, all int64. */
 typedef int32_t fwdmeta_attr_t;
 enum {
-  FWDMETA_ATTR_FORWARD_MODE = 0,       /* derived; may be set to NATIVE, or back with 0 */
-  FWDMETA_ATTR_EXIST_PREFILL = 1,      /* derived, read-only */
-  FWDMETA_ATTR_REAL_BSZ = 2,           /* derived, read-only: num_live */
-  FWDMETA_ATTR_IS_ZERO_SIZE = 3,       /* derived, read-only: T = 0 */
-  FWDMETA_ATTR_STEP = 4,               /* read-only: the step number, 0 for a captured build */
-  FWDMETA_ATTR_GENERATION = 5,         /* read-only: the set of arrays */
-  FWDMETA_ATTR_STEP_USE_CUDAGRAPH = 6, /* the engine's: 0 or 1, default 0 */
-  FWDMETA_ATTR_ROPE_ALREADY_APPLIED = 7,
-  FWDMETA_ATTR_IS_DUMMY_OR_PROFILE_RUN = 8,
-  FWDMETA_ATTR_PRE_CACHES_LENGTH = 9,  /* the engine's: any int64 >= 0, default 0 */
-  FWDMETA_ATTR_MOE_NUM_CHUNK = 10,     /* the engine's: >= 1, default 1 */
-  FWDMETA_ATTR_MAX_MOE_NUM_CHUNK = 11, /* the engine's: >= 1, default 1 */
-  FWDMETA_ATTR_COUNT = 12              /* closing sentinel */
+  FWDMETA_ATTR_FORWARD_MODE = 0,            /* derived; may be set to NATIVE, or back with 0 */
+  FWDMETA_ATTR_EXIST_PREFILL = 1,           /* derived, read-only */
+  FWDMETA_ATTR_REAL_BSZ = 2,                /* derived, read-only: num_live */
+  FWDMETA_ATTR_IS_ZERO_SIZE = 3,            /* derived, read-only: T = 0 */
+  FWDMETA_ATTR_STEP = 4,                    /* read-only: the step number, 0 for a captured build */
+  FWDMETA_ATTR_GENERATION = 5,              /* read-only: the set of arrays */
+  FWDMETA_ATTR_STEP_USE_CUDAGRAPH = 6,      /* the engine's: 0 or 1, default 0 */
+  FWDMETA_ATTR_ROPE_ALREADY_APPLIED = 7,    /* likewise */
+  FWDMETA_ATTR_IS_DUMMY_OR_PROFILE_RUN = 8, /* likewise */
+  FWDMETA_ATTR_PRE_CACHES_LENGTH = 9,       /* the engine's: any int64 >= 0, default 0 */
+  FWDMETA_ATTR_MOE_NUM_CHUNK = 10,          /* the engine's: >= 1, default 1 */
+  FWDMETA_ATTR_MAX_MOE_NUM_CHUNK = 11,      /* the engine's: >= 1, default 1 */
+  FWDMETA_ATTR_COUNT = 12                   /* closing sentinel */
 };
 
 /* Derived attributes read like counts with timeout 0: NOT_READY before the mirror is, EXPIRED after, and the step's
@@ -604,18 +634,22 @@ enum {
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_get_attr(fwdmeta_meta_t meta, fwdmeta_attr_t attr, int64_t *out);
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_set_attr(fwdmeta_meta_t meta, fwdmeta_attr_t attr, int64_t value);
 
-/* The engine's attention backend: a name (up to 63 characters, copied) and a borrowed pointer. Getting it before it is
- * set is NOT_SET. The name lives until the next set or the meta's end. */
+/* The engine's attention backend: a name (1..63 printable ASCII characters, copied) and a borrowed pointer. Getting
+ * it before it is set is NOT_SET; either output may be null. The name lives until the next set or the meta's end. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_set_attn_backend(fwdmeta_meta_t meta, const char *name, void *backend);
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_get_attn_backend(fwdmeta_meta_t meta, const char **name, void **backend);
+
+/* ------------------------------------------------------------------------------------------------ readers -- */
 
 /* A reader on another stream. begin: `stream` waits for the build (an event recorded on the build's stream, no host
  * wait). end: the next eager build of the set waits in-stream for what `stream` holds at this point. A build of the set
  * between the two is BUSY. At most 16 readers a set may be open or pending; beyond that BUSY. NOT_CAPTURABLE while
  * either stream is being captured, UNAVAILABLE for the meta of a captured build, whose replays the engine orders
- * itself. On the host backend both only count. */
+ * itself. An end without a begin is INVALID_ARGUMENT. Neither blocks. On the host backend both only count. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_reader_begin(fwdmeta_meta_t meta, fwdmeta_stream_t stream);
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_reader_end(fwdmeta_meta_t meta, fwdmeta_stream_t stream);
+
+/* ------------------------------------------------------------------------------------------------- dlpack -- */
 
 /*
  * DLPack: a built field as a tensor that other libraries take without a copy. What is handed out is DLPack's own struct
@@ -645,6 +679,7 @@ enum {
   FWDMETA_DLPACK_CUDA_HOST = 3 /* *_cpu arrays of the CUDA backend, in pinned memory; id 0 */
 };
 
+/* How much of the array a tensor has. */
 typedef int32_t fwdmeta_dlpack_shape_t;
 enum {
   FWDMETA_DLPACK_CAPACITY = 0, /* the whole array, as fwdmeta_meta_get_field */
@@ -652,9 +687,10 @@ enum {
                            * arrays; num_output_tokens of output rows; all of the others. Needs the counts */
 };
 
+/* Which field, and how. */
 typedef struct fwdmeta_dlpack_args {
   uint64_t struct_size;
-  fwdmeta_field_t field;
+  fwdmeta_field_t field;               /* FWDMETA_FIELD_* */
   int32_t group;                       /* of SLOT_MAPPING, else 0 */
   fwdmeta_dlpack_shape_t shape;        /* CAPACITY */
   fwdmeta_dlpack_device_t device_type; /* 0: the array's own. FWDMETA_DLPACK_CPU labels pinned memory so too, for takers
@@ -692,6 +728,9 @@ FWDMETA_API fwdmeta_status_t fwdmeta_meta_to_dlpack_versioned_no_sync(fwdmeta_me
                                                                       const fwdmeta_dlpack_args_t *args,
                                                                       struct DLManagedTensorVersioned **out);
 
+/* --------------------------------------------------------------------------------------------------- dump -- */
+
+/* How a dump is written. */
 typedef int32_t fwdmeta_dump_format_t;
 enum { FWDMETA_DUMP_JSON = 0, FWDMETA_DUMP_TEXT = 1 };
 /* Receives a piece of a dump, not null-terminated; a non-zero return stops it (UNAVAILABLE). No lock is held. */

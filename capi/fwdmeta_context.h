@@ -7,7 +7,7 @@
  * wait for other ranks, and a slicer, which builds. Arrays are host memory, but for a slicer's. int64 inputs past int32
  * are INVALID_ARGUMENT. Where an `out` array is filled up to a `capacity`, `count` always receives the full count, and
  * a capacity below it is CAPACITY_EXCEEDED with nothing written to the array; out = null with capacity 0 asks the
- * count.
+ * count. Input arrays are read during the call only, unless a line says that they are borrowed.
  */
 #ifndef FWDMETA_CONTEXT_H
 #define FWDMETA_CONTEXT_H
@@ -18,12 +18,14 @@
 extern "C" {
 #endif
 
-typedef uint64_t fwdmeta_dispatcher_t;
-typedef uint64_t fwdmeta_transport_t;
-typedef uint64_t fwdmeta_slicer_t;
-typedef uint64_t fwdmeta_layers_t;
-typedef uint64_t fwdmeta_context_t;
+/* Handles. 0 is the null handle. */
+typedef uint64_t fwdmeta_dispatcher_t; /* captured graphs and which one a step runs in */
+typedef uint64_t fwdmeta_transport_t;  /* how ranks gather their rows */
+typedef uint64_t fwdmeta_slicer_t;     /* the builders of a step's slices */
+typedef uint64_t fwdmeta_layers_t;     /* the layers of a model */
+typedef uint64_t fwdmeta_context_t;    /* what layers read of a step */
 
+/* Slices of a step at most. */
 #define FWDMETA_MAX_SLICES 16
 
 /* ---------------------------------------------------------------------------------------- modes and keys -- */
@@ -40,6 +42,7 @@ enum {
   FWDMETA_GRAPH_FULL_AND_PIECEWISE = 0x201
 };
 
+/* The predicates of a mode. */
 typedef struct fwdmeta_graph_mode_info {
   uint64_t struct_size;
   fwdmeta_graph_mode_t decode_mode; /* runtime mode of uniform decode batches */
@@ -54,7 +57,7 @@ typedef struct fwdmeta_graph_mode_info {
 #define FWDMETA_GRAPH_MODE_INFO_INITIALIZER \
   { sizeof(fwdmeta_graph_mode_info_t), 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* The predicates of a mode. Any other number is INVALID_ARGUMENT. */
+/* Fills in the predicates. Any other number is INVALID_ARGUMENT. */
 FWDMETA_API fwdmeta_status_t fwdmeta_graph_mode_get_info(fwdmeta_graph_mode_t mode, fwdmeta_graph_mode_info_t *out);
 
 /* "FULL_AND_PIECEWISE"; null for any other number. A static string. */
@@ -69,6 +72,7 @@ enum {
   FWDMETA_SUPPORT_ALWAYS = 3
 };
 
+/* Why a mode that was asked for became another. */
 typedef int32_t fwdmeta_resolve_reason_t;
 enum {
   FWDMETA_RESOLVE_AS_ASKED = 0,
@@ -102,12 +106,13 @@ FWDMETA_API int32_t fwdmeta_batch_descriptor_equal(const fwdmeta_batch_descripto
 
 /* A captured graph: the runtime mode and the shape. Frozen. */
 typedef struct fwdmeta_graph_key {
-  fwdmeta_graph_mode_t mode; /* PIECEWISE or FULL */
-  fwdmeta_batch_descriptor_t descriptor;
+  fwdmeta_graph_mode_t mode;             /* PIECEWISE or FULL */
+  fwdmeta_batch_descriptor_t descriptor; /* the shape */
 } fwdmeta_graph_key_t;
 
 /* -------------------------------------------------------------------------------------------- dispatcher -- */
 
+/* What a dispatcher is created with. */
 typedef struct fwdmeta_dispatcher_config {
   uint64_t struct_size;
   int32_t api_version;             /* FWDMETA_VERSION */
@@ -140,22 +145,24 @@ FWDMETA_API fwdmeta_status_t fwdmeta_dispatcher_create(const fwdmeta_dispatcher_
 /* OK for 0. */
 FWDMETA_API fwdmeta_status_t fwdmeta_dispatcher_destroy(fwdmeta_dispatcher_t dispatcher);
 
+/* What came of a dispatcher's configuration. */
 typedef struct fwdmeta_dispatcher_info {
   uint64_t struct_size;
-  fwdmeta_graph_mode_t resolved_mode;
-  fwdmeta_resolve_reason_t resolve_reason;
-  int64_t num_capture_sizes;
-  int64_t num_piecewise_keys;
-  int64_t num_full_keys;
-  int64_t num_captured;
+  fwdmeta_graph_mode_t resolved_mode;      /* what fwdmeta_graph_mode_resolve gave */
+  fwdmeta_resolve_reason_t resolve_reason; /* and why */
+  int64_t num_capture_sizes;               /* of fwdmeta_dispatcher_get_sizes */
+  int64_t num_piecewise_keys;              /* of fwdmeta_dispatcher_get_keys */
+  int64_t num_full_keys;                   /* likewise */
+  int64_t num_captured;                    /* keys that are marked */
   uint64_t config_hash; /* of the resolved configuration and the captured set: `config` of a rank's row */
 } fwdmeta_dispatcher_info_t;
 #define FWDMETA_DISPATCHER_INFO_INITIALIZER \
   { sizeof(fwdmeta_dispatcher_info_t), 0, 0, 0, 0, 0, 0, 0 }
+/* Any thread, concurrently. */
 FWDMETA_API fwdmeta_status_t fwdmeta_dispatcher_get_info(fwdmeta_dispatcher_t dispatcher,
                                                          fwdmeta_dispatcher_info_t *out);
 
-/* The capture sizes, ascending. */
+/* The capture sizes in tokens, int64, ascending. */
 FWDMETA_API fwdmeta_status_t fwdmeta_dispatcher_get_sizes(fwdmeta_dispatcher_t dispatcher, int64_t *out,
                                                           int64_t capacity, int64_t *count);
 
@@ -169,8 +176,10 @@ FWDMETA_API fwdmeta_status_t fwdmeta_dispatcher_get_keys(fwdmeta_dispatcher_t di
 FWDMETA_API fwdmeta_status_t fwdmeta_dispatcher_mark_captured(fwdmeta_dispatcher_t dispatcher,
                                                               const fwdmeta_graph_key_t *key);
 
+/* Bits of allowed_modes: 1 << the runtime mode. */
 enum { FWDMETA_ALLOW_NONE = 1, FWDMETA_ALLOW_PIECEWISE = 2, FWDMETA_ALLOW_FULL = 4, FWDMETA_ALLOW_ALL = 7 };
 
+/* A step to find a graph for. */
 typedef struct fwdmeta_dispatch_args {
   uint64_t struct_size;
   int64_t num_tokens;       /* real tokens of the step */
@@ -183,26 +192,28 @@ typedef struct fwdmeta_dispatch_args {
 #define FWDMETA_DISPATCH_ARGS_INITIALIZER \
   { sizeof(fwdmeta_dispatch_args_t), 0, 0, 0, 0, FWDMETA_ALLOW_ALL, 0 }
 
+/* Why a step runs in no FULL graph, or in none. */
 typedef int32_t fwdmeta_dispatch_reason_t;
 enum {
   FWDMETA_DISPATCH_OK = 0,
-  FWDMETA_DISPATCH_MODE_NONE = 1,
-  FWDMETA_DISPATCH_ZERO_TOKENS = 2,
-  FWDMETA_DISPATCH_ABOVE_LARGEST = 3,
-  FWDMETA_DISPATCH_NOT_UNIFORM = 4,
-  FWDMETA_DISPATCH_NO_FULL_SIZE = 5,
-  FWDMETA_DISPATCH_LORA_NOT_CAPTURED = 6,
-  FWDMETA_DISPATCH_NOT_ALLOWED = 7,
-  FWDMETA_DISPATCH_NOT_CAPTURED = 8
+  FWDMETA_DISPATCH_MODE_NONE = 1,         /* the resolved mode is NONE */
+  FWDMETA_DISPATCH_ZERO_TOKENS = 2,       /* the step has no token */
+  FWDMETA_DISPATCH_ABOVE_LARGEST = 3,     /* more tokens than the largest PIECEWISE size */
+  FWDMETA_DISPATCH_NOT_UNIFORM = 4,       /* FULL is for uniform decode, and query_len is 0 */
+  FWDMETA_DISPATCH_NO_FULL_SIZE = 5,      /* no FULL key is large enough, or none has this query_len */
+  FWDMETA_DISPATCH_LORA_NOT_CAPTURED = 6, /* more active adapters than the largest case */
+  FWDMETA_DISPATCH_NOT_ALLOWED = 7,       /* allowed_modes leaves FULL out */
+  FWDMETA_DISPATCH_NOT_CAPTURED = 8       /* a key fits, and it has not been marked */
 };
 /* "ABOVE_LARGEST"; "OK" for 0; null for any other number. A static string. */
 FWDMETA_API const char *fwdmeta_dispatch_reason_name(fwdmeta_dispatch_reason_t reason);
 
+/* The graph of a step. */
 typedef struct fwdmeta_dispatch_result {
   uint64_t struct_size;
   fwdmeta_graph_mode_t mode;        /* NONE, PIECEWISE or FULL */
   fwdmeta_dispatch_reason_t reason; /* OK, or why no FULL graph answers though the mode has FULL, or why none does */
-  fwdmeta_batch_descriptor_t descriptor;
+  fwdmeta_batch_descriptor_t descriptor; /* of the graph; with NONE the real tokens, num_reqs -1, the rest 0 */
 } fwdmeta_dispatch_result_t;
 #define FWDMETA_DISPATCH_RESULT_INITIALIZER                    \
   {                                                            \
@@ -236,10 +247,12 @@ typedef struct fwdmeta_dummy_batch {
 } fwdmeta_dummy_batch_t;
 #define FWDMETA_DUMMY_BATCH_INITIALIZER \
   { sizeof(fwdmeta_dummy_batch_t), 0, FWDMETA_DEFAULT, 0, NULL, NULL, NULL, NULL, NULL }
+/* Fills the arrays. INVALID_ARGUMENT for counts that do not fit together. Any thread. */
 FWDMETA_API fwdmeta_status_t fwdmeta_make_dummy(const fwdmeta_dummy_batch_t *dummy);
 
 /* ------------------------------------------------------------------------------------------------- ranks -- */
 
+/* What fwdmeta_dp_metadata_make is made from. */
 typedef struct fwdmeta_dp_metadata_args {
   uint64_t struct_size;
   int64_t dp_size;               /* >= 1; 1 is INVALID_ARGUMENT without sequence_parallel_moe */
@@ -252,20 +265,24 @@ typedef struct fwdmeta_dp_metadata_args {
 #define FWDMETA_DP_METADATA_ARGS_INITIALIZER \
   { sizeof(fwdmeta_dp_metadata_args_t), 0, 0, 0, NULL, 0, -1 }
 
+/* What layers read of the data-parallel ranks. */
 typedef struct fwdmeta_dp_metadata {
   uint64_t struct_size;
-  int64_t dp_size;
-  int64_t dp_rank;
-  int64_t max_tokens; /* over the ranks: what graphs are dispatched by */
-  int64_t sum_tokens;
+  int64_t dp_size;           /* ranks */
+  int64_t dp_rank;           /* this one */
+  int64_t max_tokens;        /* over the ranks: what graphs are dispatched by */
+  int64_t sum_tokens;        /* over the ranks */
   const int64_t *num_tokens; /* int64 [dp_size], borrowed */
 } fwdmeta_dp_metadata_t;
 #define FWDMETA_DP_METADATA_INITIALIZER \
   { sizeof(fwdmeta_dp_metadata_t), 0, 0, 0, 0, NULL }
+/* Fills in `out`, which borrows the table. INVALID_ARGUMENT as the arguments say, with both numbers where they differ.
+ */
 FWDMETA_API fwdmeta_status_t fwdmeta_dp_metadata_make(const fwdmeta_dp_metadata_args_t *args,
                                                       fwdmeta_dp_metadata_t *out);
 
-/* Sequence-parallel sizes: ceil(n / sp_size), repeated sp_size times, rank-major. `out` int64 [num_ranks * sp_size]. */
+/* Sequence-parallel sizes: ceil(n / sp_size), repeated sp_size times, rank-major. `out` int64 [num_ranks * sp_size].
+ * Here and below an empty list, a negative count, and a size, chunk or rank count below 1 are INVALID_ARGUMENT. */
 FWDMETA_API fwdmeta_status_t fwdmeta_sp_sizes(const int64_t *num_tokens, int64_t num_ranks, int64_t sp_size,
                                               int64_t *out);
 /* Inclusive cumulative sums without a leading 0. `out` int64 [count]. */
@@ -284,26 +301,27 @@ FWDMETA_API fwdmeta_status_t fwdmeta_shard_sizes(int64_t num_tokens, int64_t num
 
 /* What each rank tells the others: unpadded facts. Frozen, 64 bytes, sent as they are. */
 typedef struct fwdmeta_rank_row {
-  int64_t num_tokens; /* 0: an idle rank, which takes part */
-  int64_t num_reqs;
-  uint64_t config; /* config_hash of the rank's dispatcher */
-  int64_t step;
+  int64_t num_tokens;            /* 0: an idle rank, which takes part */
+  int64_t num_reqs;              /* live requests */
+  uint64_t config;               /* config_hash of the rank's dispatcher */
+  int64_t step;                  /* any number that all ranks count alike */
   fwdmeta_graph_mode_t max_mode; /* NONE: forced eager; PIECEWISE; FULL */
   int32_t query_len;             /* as for dispatch */
   int32_t wants_slices;          /* 0 or 1 */
   int32_t reserved[5];           /* 0 */
 } fwdmeta_rank_row_t;
 
+/* What the ranks run. */
 typedef struct fwdmeta_agreement {
   uint64_t struct_size;
-  fwdmeta_graph_mode_t mode;
-  fwdmeta_dispatch_reason_t reason;
-  int32_t query_len;
-  int32_t num_reqs;      /* the descriptor's */
-  int32_t sliced;        /* 1: all ranks run num_slices microbatches */
-  int32_t skip;          /* 1: no rank has a token */
-  int32_t mismatch_rank; /* with RANK_MISMATCH: the lowest rank that differs from rank 0; else -1 */
-  fwdmeta_batch_descriptor_t descriptor;
+  fwdmeta_graph_mode_t mode;             /* NONE, PIECEWISE or FULL */
+  fwdmeta_dispatch_reason_t reason;      /* as of a dispatch */
+  int32_t query_len;                     /* the common one; 0: not uniform decode */
+  int32_t num_reqs;                      /* the descriptor's */
+  int32_t sliced;                        /* 1: all ranks run num_slices microbatches */
+  int32_t skip;                          /* 1: no rank has a token */
+  int32_t mismatch_rank;                 /* with RANK_MISMATCH: the lowest rank that differs from rank 0; else -1 */
+  fwdmeta_batch_descriptor_t descriptor; /* of the graph */
 } fwdmeta_agreement_t;
 #define FWDMETA_AGREEMENT_INITIALIZER                                    \
   {                                                                      \
@@ -317,6 +335,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_agree(fwdmeta_dispatcher_t dispatcher, cons
                                            int64_t num_ranks, int64_t num_slices, int64_t *num_tokens,
                                            fwdmeta_agreement_t *out);
 
+/* --------------------------------------------------------------------------------------------- transports -- */
+
 /* Gathers `bytes` bytes of every rank: recv[r * bytes] is rank r's, the caller's own among them. `deadline_ns` is a
  * time of CLOCK_MONOTONIC in ns after which it must return TIMEOUT; INT64_MAX: none. Called with no lock held, on the
  * caller's thread; must not throw. Its status is the answer of fwdmeta_agree_through. */
@@ -326,12 +346,12 @@ typedef fwdmeta_status_t (*fwdmeta_gather_callback_t)(const void *send, void *re
 /* Either `gather` or `nccl_comm` is set. */
 typedef struct fwdmeta_transport_config {
   uint64_t struct_size;
-  int64_t num_ranks; /* >= 1 */
-  int64_t rank;
-  fwdmeta_gather_callback_t gather;
-  void *user;
-  void *nccl_comm;         /* the engine's ncclComm_t, borrowed until the transport's end */
-  fwdmeta_stream_t stream; /* of the NCCL calls, likewise */
+  int64_t num_ranks;                /* >= 1 */
+  int64_t rank;                     /* [0, num_ranks) */
+  fwdmeta_gather_callback_t gather; /* the engine's collective */
+  void *user;                       /* handed to it */
+  void *nccl_comm;                  /* the engine's ncclComm_t, borrowed until the transport's end */
+  fwdmeta_stream_t stream;          /* of the NCCL calls, likewise */
   const char *plugin_path; /* libfwdmeta_nccl.so.1, an absolute path. Null: the environment's FWDMETA_PLUGIN_PATH, an
                             * absolute path too, else the file of that name beside libfwdmeta; never the working
                             * directory or the loader's search path */
@@ -359,6 +379,7 @@ FWDMETA_API fwdmeta_status_t fwdmeta_agree_through(fwdmeta_transport_t transport
 
 /* ---------------------------------------------------------------------------------------------- slices -- */
 
+/* A batch to cut, as requests one behind another. */
 typedef struct fwdmeta_slice_args {
   uint64_t struct_size;
   const int32_t *query_lens; /* int32 [num_reqs]; N */
@@ -374,10 +395,10 @@ typedef struct fwdmeta_slice_args {
 
 /* One microbatch; ranges are half-open. The last slice's ends are the padded ones. Frozen. */
 typedef struct fwdmeta_slice {
-  int32_t first_req, end_req;
-  int32_t first_token, end_token;
-  int32_t num_tokens; /* real ones */
-  int32_t empty;      /* 1: no real token, whatever the padding */
+  int32_t first_req, end_req;     /* requests that have a token in it */
+  int32_t first_token, end_token; /* on the token axis */
+  int32_t num_tokens;             /* real ones */
+  int32_t empty;                  /* 1: no real token, whatever the padding */
 } fwdmeta_slice_t;
 
 /* With s = `split` and n the sum of query_lens, slice j has the tokens [min(j * s, n), min((j + 1) * s, n)), and the
@@ -391,13 +412,14 @@ FWDMETA_API fwdmeta_status_t fwdmeta_plan_slices(const fwdmeta_slice_args_t *arg
 FWDMETA_API fwdmeta_status_t fwdmeta_slice_lengths(const fwdmeta_slice_args_t *args, const fwdmeta_slice_t *slice,
                                                    int32_t *query_start_loc, int32_t *seq_lens, int32_t *computed);
 
+/* Whether the slices of a step may run side by side. */
 typedef struct fwdmeta_slice_conflict {
   uint64_t struct_size;
   int32_t conflict;       /* 1: a slice reads a page that another slice of the step writes */
   int32_t cross_request;  /* 1: and for some such page the reader and the writer are different requests */
-  int32_t reader, writer; /* of the lowest (reader, writer, page), of cross-request ones where there is any; -1 */
-  int32_t page;           /* -1 */
-  int32_t reserved;
+  int32_t reader, writer; /* slices: of the lowest (reader, writer, page), cross-request ones first; -1: none */
+  int32_t page;           /* of the block table; -1 */
+  int32_t reserved;       /* 0 */
 } fwdmeta_slice_conflict_t;
 #define FWDMETA_SLICE_CONFLICT_INITIALIZER \
   { sizeof(fwdmeta_slice_conflict_t), 0, 0, -1, -1, -1, 0 }
@@ -451,7 +473,8 @@ FWDMETA_API fwdmeta_status_t fwdmeta_build_slices(fwdmeta_slicer_t slicer, const
 
 /* --------------------------------------------------------------------------------------- forward context -- */
 
-/* The layers of a model, in the order of registration; made once. */
+/* The layers of a model, in the order of registration; made once. The caller owns the handle. One thread at a time may
+ * add; looking up is free to all. */
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_create(fwdmeta_layers_t *out);
 /* OK for 0. Contexts made from it keep what they need. */
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_destroy(fwdmeta_layers_t layers);
@@ -467,6 +490,7 @@ FWDMETA_API fwdmeta_status_t fwdmeta_layers_get(fwdmeta_layers_t layers, int64_t
                                                 void **out_layer);
 FWDMETA_API fwdmeta_status_t fwdmeta_layers_count(fwdmeta_layers_t layers, int64_t *out_count, int64_t *out_num_moe);
 
+/* How much a context has room for. */
 typedef struct fwdmeta_context_config {
   uint64_t struct_size;
   int32_t api_version;     /* FWDMETA_VERSION */
@@ -492,12 +516,13 @@ FWDMETA_API fwdmeta_status_t fwdmeta_context_destroy(fwdmeta_context_t context);
 /* BUSY while pushed. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_reset(fwdmeta_context_t context);
 
+/* In place of a layer's index: all of them. */
 #define FWDMETA_ALL_LAYERS (-1)
 /* The attention metadata of a layer in a slice (0 where the step is not sliced): a borrowed pointer, a ForwardMeta, or
  * both. The meta is a number that is kept and handed out again; whether it is alive shows where it is used. Frozen. */
 typedef struct fwdmeta_attn_metadata {
-  const void *pointer;
-  fwdmeta_meta_t meta;
+  const void *pointer; /* the engine's, or null */
+  fwdmeta_meta_t meta; /* 0: none */
 } fwdmeta_attn_metadata_t;
 /* layer: an index, or FWDMETA_ALL_LAYERS, which sets it for each of them: the later of two settings counts. Getting
  * FWDMETA_ALL_LAYERS is what was set under it. slice: 0..max_slices-1. Past either end: OUT_OF_RANGE. */
@@ -510,16 +535,18 @@ FWDMETA_API fwdmeta_status_t fwdmeta_context_set_slot_mapping(fwdmeta_context_t 
                                                               const int64_t *slot_mapping, int64_t count);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_slot_mapping(fwdmeta_context_t context, int64_t layer, int64_t slice,
                                                               const int64_t **out, int64_t *out_count);
+/* Copied; its table of tokens stays borrowed. INVALID_ARGUMENT for a rank outside of dp_size or a null table. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_set_dp_metadata(fwdmeta_context_t context,
                                                              const fwdmeta_dp_metadata_t *dp_metadata);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_dp_metadata(fwdmeta_context_t context, fwdmeta_dp_metadata_t *out);
 /* NONE, PIECEWISE or FULL; any other is INVALID_ARGUMENT. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_set_runtime_mode(fwdmeta_context_t context, fwdmeta_graph_mode_t mode);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_runtime_mode(fwdmeta_context_t context, fwdmeta_graph_mode_t *out);
+/* The graph's shape, copied. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_set_descriptor(fwdmeta_context_t context,
                                                             const fwdmeta_batch_descriptor_t *descriptor);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_descriptor(fwdmeta_context_t context, fwdmeta_batch_descriptor_t *out);
-/* Copied; count 1..max_slices. */
+/* The microbatches, copied; count 1..max_slices. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_set_slices(fwdmeta_context_t context, const fwdmeta_slice_t *slices,
                                                         int64_t count);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_slices(fwdmeta_context_t context, fwdmeta_slice_t *out,
@@ -529,7 +556,7 @@ FWDMETA_API fwdmeta_status_t fwdmeta_context_set_is_padding(fwdmeta_context_t co
                                                             int64_t count);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_is_padding(fwdmeta_context_t context, const uint8_t **out,
                                                             int64_t *out_count);
-/* 0 or 1. */
+/* Whether layers run uncompiled: 0 or 1; any other is INVALID_ARGUMENT. */
 FWDMETA_API fwdmeta_status_t fwdmeta_context_set_skip_compiled(fwdmeta_context_t context, int32_t skip);
 FWDMETA_API fwdmeta_status_t fwdmeta_context_get_skip_compiled(fwdmeta_context_t context, int32_t *out);
 
@@ -573,10 +600,11 @@ FWDMETA_API fwdmeta_status_t fwdmeta_context_get_local_sizes(fwdmeta_context_t c
 
 /* ----------------------------------------------------------------------------------------------- helpers -- */
 
+/* A batch in two groups. */
 typedef struct fwdmeta_batch_split {
   uint64_t struct_size;
-  int64_t num_decodes, num_prefills;
-  int64_t num_decode_tokens, num_prefill_tokens;
+  int64_t num_decodes, num_prefills;             /* slots or requests */
+  int64_t num_decode_tokens, num_prefill_tokens; /* their tokens */
 } fwdmeta_batch_split_t;
 #define FWDMETA_BATCH_SPLIT_INITIALIZER \
   { sizeof(fwdmeta_batch_split_t), 0, 0, 0, 0 }
@@ -596,9 +624,9 @@ FWDMETA_API fwdmeta_status_t fwdmeta_reorder_by_role(const int32_t *seq_lens_enc
  * need the same numbers; prefer the two above. */
 typedef struct fwdmeta_length_split_args {
   uint64_t struct_size;
-  const int32_t *query_lens;    /* int32 [num_reqs]; decodes first */
-  const uint8_t *is_prefilling; /* uint8 [num_reqs]; needed where treat_short_extends_as_decodes is 0 */
-  int64_t num_reqs;
+  const int32_t *query_lens;              /* int32 [num_reqs]; decodes first */
+  const uint8_t *is_prefilling;           /* uint8 [num_reqs]; needed where treat_short_extends_as_decodes is 0 */
+  int64_t num_reqs;                       /* >= 0 */
   int64_t num_tokens;                     /* with padding; FWDMETA_DEFAULT: the sum of query_lens */
   int64_t threshold;                      /* >= 1: a request of at most so many tokens counts as a decode */
   int32_t require_uniform;                /* 0; 1: decodes must all be as long as the first */
@@ -606,6 +634,8 @@ typedef struct fwdmeta_length_split_args {
 } fwdmeta_length_split_args_t;
 #define FWDMETA_LENGTH_SPLIT_ARGS_INITIALIZER \
   { sizeof(fwdmeta_length_split_args_t), NULL, NULL, 0, FWDMETA_DEFAULT, 1, 0, 1 }
+/* Prefills begin with the first request longer than `threshold`, with require_uniform also of another length than the
+ * first. INVALID_ARGUMENT, or INVALID_BATCH for a negative length. */
 FWDMETA_API fwdmeta_status_t fwdmeta_split_by_length(const fwdmeta_length_split_args_t *args,
                                                      fwdmeta_batch_split_t *out);
 /* Regions decode, short extend, long extend, prefill from (tokens of this step, tokens computed, prompt length). As
@@ -618,11 +648,11 @@ FWDMETA_API fwdmeta_status_t fwdmeta_reorder_by_length(const int32_t *query_lens
  * request without tokens gives none. */
 typedef struct fwdmeta_local_attention_args {
   uint64_t struct_size;
-  const int32_t *query_lens; /* int32 [num_reqs] */
-  const int32_t *seq_lens;   /* int32 [num_reqs] */
-  int64_t num_reqs;
-  int64_t attn_chunk_size;
-  int64_t block_size;
+  const int32_t *query_lens;  /* int32 [num_reqs] */
+  const int32_t *seq_lens;    /* int32 [num_reqs] */
+  int64_t num_reqs;           /* >= 0 */
+  int64_t attn_chunk_size;    /* positions, >= 1 */
+  int64_t block_size;         /* positions of a page, >= 1 */
   fwdmeta_rows_t block_table; /* host int32 rows; data null: no tables wanted */
 } fwdmeta_local_attention_args_t;
 #define FWDMETA_LOCAL_ATTENTION_ARGS_INITIALIZER \

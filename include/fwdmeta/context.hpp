@@ -87,9 +87,10 @@ inline bool found(fwdmeta_status_t status) {
   return out;
 }
 
+// The mode that can be had, and why it is another than the one asked for.
 struct ResolvedMode {
-  fwdmeta_graph_mode_t mode;
-  fwdmeta_resolve_reason_t reason;
+  fwdmeta_graph_mode_t mode;        // resolved
+  fwdmeta_resolve_reason_t reason;  // AS_ASKED where it is the same
 };
 [[nodiscard]] inline ResolvedMode resolve_graph_mode(fwdmeta_graph_mode_t mode, fwdmeta_graph_support_t support,
                                                      int64_t query_len, bool piecewise_available) {
@@ -104,6 +105,7 @@ struct BatchDescriptorHash {
     return static_cast<std::size_t>(fwdmeta_batch_descriptor_hash(&descriptor));
   }
 };
+// The equality that goes with it.
 struct BatchDescriptorEqual {
   bool operator()(const fwdmeta_batch_descriptor_t& a, const fwdmeta_batch_descriptor_t& b) const noexcept {
     return fwdmeta_batch_descriptor_equal(&a, &b) != 0;
@@ -112,9 +114,11 @@ struct BatchDescriptorEqual {
 
 // ---- dispatcher
 
+// The graphs of a configuration.
 class Dispatcher : public detail::Handle<&fwdmeta_dispatcher_destroy> {
  public:
   using Handle::Handle;
+  // Creates one.
   explicit Dispatcher(const fwdmeta_dispatcher_config_t& config) : Handle(create(config)) {}
 
   [[nodiscard]] DispatchResult dispatch(const fwdmeta_dispatch_args_t& args) const {
@@ -321,9 +325,11 @@ class SliceMetas {
   int64_t count_ = 0;
 };
 
+// The builders of a step's slices.
 class Slicer : public detail::Handle<&fwdmeta_slicer_destroy> {
  public:
   using Handle::Handle;
+  // Creates one.
   explicit Slicer(const fwdmeta_config_t& config, int64_t max_slices) : Handle(create(config, max_slices)) {}
 
   // Enqueues the builds of the slices and returns the views of their step.
@@ -356,11 +362,13 @@ class Slicer : public detail::Handle<&fwdmeta_slicer_destroy> {
 
 // ---- layers
 
+// A registered layer.
 struct Layer {
-  const char* name;
-  void* layer;
+  const char* name;  // lives as long as the registry and the contexts made from it
+  void* layer;       // the engine's pointer
 };
 
+// The layers of a model.
 class Layers : public detail::Handle<&fwdmeta_layers_destroy> {
  public:
   using Handle::Handle;
@@ -530,6 +538,7 @@ class ContextCalls {
   void reset_contents() { check(fwdmeta_context_reset(self())); }
 
  protected:
+  // Only as a base.
   ContextCalls() = default;
   ~ContextCalls() = default;
   ContextCalls(const ContextCalls&) = default;
@@ -585,6 +594,7 @@ class ContextView : public ContextCalls<ContextView> {
     return ContextView(context);
   }
 
+  // The handle, and whether there is one.
   fwdmeta_context_t handle() const noexcept { return handle_; }
   explicit operator bool() const noexcept { return handle_ != 0; }
 
@@ -600,6 +610,7 @@ class Context : public detail::Handle<&fwdmeta_context_destroy>, public ContextC
   Context(Context&&) noexcept = default;
   Context& operator=(Context&&) noexcept = default;
 
+  // A view of it, which must not outlive it.
   operator ContextView() const& noexcept { return ContextView(handle()); }
   operator ContextView() const&& = delete;
 
@@ -647,6 +658,7 @@ class [[nodiscard]] ScopedOverride {
     if (active_ && fwdmeta_context_override(previous_, nullptr) != FWDMETA_OK) fwdmeta_context_override(0, nullptr);
   }
 
+  // The former current context.
   [[nodiscard]] std::optional<ContextView> previous() const noexcept {
     if (previous_ == 0) return std::nullopt;
     return ContextView(previous_);

@@ -221,9 +221,11 @@ class Meta : public detail::Handle<&fwdmeta_meta_destroy> {
   }
 };
 
+// The owner of a step's arrays.
 class Builder : public detail::Handle<&fwdmeta_builder_destroy> {
  public:
   using Handle::Handle;
+  // Creates one.
   explicit Builder(const fwdmeta_config_t& config) : Handle(create(config)) {}
 
   // Enqueues a build and returns the view of its step.
