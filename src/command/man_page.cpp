@@ -1,3 +1,5 @@
+#include <cctype>
+
 #include "usage.h"
 
 namespace fwdmeta::command {
