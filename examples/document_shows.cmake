@@ -1,5 +1,5 @@
-# cmake -DDOCUMENT=... -DNAME=... -DLANGUAGE=... -DFILE=... -DBEGIN=... -DEND=... -P: fails unless the block of the DOCUMENT
-# between `<!-- NAME -->` and `<!-- end -->` is the part of the FILE between the lines BEGIN and END.
+# cmake -DDOCUMENT=... -DNAME=... -DLANGUAGE=... -DFILE=... -DBEGIN=... -DEND=... -P: fails unless the block of the
+# DOCUMENT between `<!-- NAME -->` and `<!-- end -->` is the part of the FILE between the lines BEGIN and END.
 function(part file begin end out)
   file(READ ${file} text)
   string(FIND "${text}" "${begin}" first)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_language.sh TOOL FOLDER LIBRARY: runs the example of a language with its TOOL (rustc, go, luajit, julia) in a scratch
-# FOLDER against the LIBRARY, and checks what it prints. Go's, LuaJIT's and Julia's stand in docs/languages.md.
+# run_language.sh TOOL FOLDER LIBRARY: runs the example of a language with its TOOL (rustc, go, luajit, julia) in a
+# scratch FOLDER against the LIBRARY, and checks what it prints. Go's, LuaJIT's and Julia's stand in docs/languages.md.
 set -euo pipefail
 tool=$1 folder=$2 library=$3
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -18,7 +18,9 @@ mkdir -p "$folder"
 cd "$folder"
 
 # The block of a language in the document.
-block() { awk -v open='```'"$1" '$0 == "```" { inside = 0 } inside; $0 == open { inside = 1 }' "$root/docs/languages.md"; }
+block() {
+  awk -v open='```'"$1" '$0 == "```" { inside = 0 } inside; $0 == open { inside = 1 }' "$root/docs/languages.md"
+}
 
 case $tool in
   rustc)

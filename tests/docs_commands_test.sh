@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# docs_commands_test.sh SOURCE_DIR BINARY_DIR FOLDER: runs the `sh` blocks of README.md and docs/install.md, in their order,
-# in a copy of the sources and with a home of its own. `<!-- test: COMMAND -->` is run too: it makes what the reader has.
+# docs_commands_test.sh SOURCE_DIR BINARY_DIR FOLDER: runs the `sh` blocks of README.md and docs/install.md, in their
+# order, in a copy of the sources and with a home of its own. `<!-- test: COMMAND -->` is run too: it makes what the
+# reader has.
 set -euo pipefail
 source=$1 binary=$2 folder=$3
 rm -rf "$folder"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# man_page_test.sh COMMAND FOLDER: the manual page formats without a warning and has every command and option of the help.
+# man_page_test.sh COMMAND FOLDER: the manual page formats without a warning and has every command and option of the
+# help.
 set -euo pipefail
 command=$1 folder=$2
 if ! command -v groff >/dev/null; then

@@ -10,7 +10,8 @@ prefix=$SCRATCH/prefix
 rm -rf "$scratch"
 mkdir -p "$scratch"
 # What a user may have set must not lead to another copy of the library.
-unset LD_LIBRARY_PATH PKG_CONFIG_PATH PKG_CONFIG_LIBDIR CMAKE_PREFIX_PATH fwdmeta_DIR fwdmeta_ROOT CMAKE_BUILD_TYPE DESTDIR
+unset LD_LIBRARY_PATH PKG_CONFIG_PATH PKG_CONFIG_LIBDIR DESTDIR
+unset CMAKE_PREFIX_PATH CMAKE_BUILD_TYPE fwdmeta_DIR fwdmeta_ROOT
 
 say() { printf -- '-- %s\n' "$*"; }
 die() {
@@ -21,11 +22,12 @@ skip() {
   printf 'skipped: %s\n' "$*"
   exit 77
 }
+command_version() { "$FWDMETA_BINARY_DIR/src/command/fwdmeta" --version; }
 need() { command -v "$1" >/dev/null || skip "no $1 on the PATH"; }
 expect() { [ "$2" = "$3" ] || die "$1: expected \"$2\", got \"$3\""; }
 
-# engine FOLDER: a project of its own in the scratch folder, of the programs and the folder's CMakeLists.txt. The library
-# stands in it too, which only those ways look at that build it; with ccache the second of them compiles nothing.
+# engine FOLDER: a project of its own in the scratch folder, of the programs and the folder's CMakeLists.txt. The
+# library stands in it too, for those ways that build it; with ccache the second of them compiles nothing.
 export CCACHE_BASEDIR=$scratch CCACHE_NOHASHDIR=1
 engine() {
   mkdir -p "$scratch/engine/third_party"
@@ -60,7 +62,7 @@ with_pkg_config() {
   read -ra flags <<<"$(pkg-config --cflags --libs fwdmeta)"
   libdir=$(pkg-config --variable=libdir fwdmeta)
   expect "pkg-config's folder of the library" "$(realpath "$1")" "$(realpath "$libdir")"
-  expect "pkg-config's version" "$("$FWDMETA_BINARY_DIR/src/command/fwdmeta" --version)" "fwdmeta $(pkg-config --modversion fwdmeta)"
+  expect "pkg-config's version" "$(command_version)" "fwdmeta $(pkg-config --modversion fwdmeta)"
   $CC ${CFLAGS:-} "$here/main.c" -o "$scratch/engine_pc" "${flags[@]}" "-Wl,-rpath,$libdir"
   $CXX -std=c++17 ${CXXFLAGS:-} "$here/main.cpp" -o "$scratch/engine_pc_cpp" "${flags[@]}" "-Wl,-rpath,$libdir"
   "$scratch/engine_pc"
@@ -80,6 +82,7 @@ check_install_of_parent() {
   build_and_run
 }
 
+lines() { printf '%s\n' "$@" | sort; }
 # A field of a package.
 field() { dpkg-deb -f "$(echo "$scratch/$1"_*.deb)" "$2"; }
 
@@ -91,25 +94,32 @@ dpkg_here() {
 with_debian_packages() {
   need dpkg-deb
   need dpkg-shlibdeps
-  case " ${CXXFLAGS:-} " in *-fsanitize*) skip "a build with a sanitizer needs its runtime, and makes no package" ;; esac
-  local soname runtime arch libdir package packages
-  soname=$(readelf -d "$FWDMETA_BINARY_DIR/src/libfwdmeta.so" | sed -n 's/.*SONAME.*\[libfwdmeta\.so\.\(.*\)\]/\1/p')
+  case " ${CXXFLAGS:-} " in
+    *-fsanitize*) skip "a build with a sanitizer needs its runtime, and makes no package" ;;
+  esac
+  local soname runtime arch libdir package packages depends number='\(>= [0-9.]+\)'
+  soname=$(readelf -d "$FWDMETA_BINARY_DIR/src/libfwdmeta.so" | sed -n 's/.*SONAME.*\[libfwdmeta\.so\.\(.*\)]/\1/p')
   runtime=libfwdmeta$soname
   arch=$(dpkg --print-architecture)
   libdir=usr/lib/$(gcc -print-multiarch)
   "$CPACK" -G DEB --config "$FWDMETA_BINARY_DIR/CPackConfig.cmake" -B "$scratch"
   packages=("$runtime" libfwdmeta-dev fwdmeta)
   [ ! -e "$FWDMETA_BINARY_DIR/src/libfwdmeta_nccl.so.1" ] || packages+=(libfwdmeta-nccl1)
-  expect "packages" "$(printf '%s\n' "${packages[@]}" | sort)" "$(cd "$scratch" && ls ./*.deb | sed 's|^\./||; s|_.*||' | sort)"
+  expect "packages" "$(lines "${packages[@]}")" "$(cd "$scratch" && lines ./*.deb | sed 's|^\./||; s|_.*||')"
 
   say "what the packages say"
   for package in "${packages[@]}"; do
     expect "architecture of $package" "$arch" "$(field "$package" Architecture)"
     # The log and the command's parsers are headers: none of their packages is needed to run.
-    ! field "$package" Depends | grep -E 'spdlog|fmt[0-9]|cli11|nlohmann|cuda' || die "$package depends on what it has inside"
+    ! field "$package" Depends | grep -E 'spdlog|fmt[0-9]|cli11|nlohmann|cuda' ||
+      die "$package depends on what it has inside"
   done
-  field "$runtime" Depends | grep -E '^libc6 \(>= [0-9.]+\), libstdc\+\+6 \(>= [0-9.]+\)$' || die "$runtime: $(field "$runtime" Depends)"
-  field fwdmeta Depends | grep -F "$runtime (>= " | grep -E 'libc6 \(.*libstdc\+\+6 \(' || die "fwdmeta: $(field fwdmeta Depends)"
+  depends=$(field "$runtime" Depends)
+  [[ $depends =~ ^libc6\ $number,\ libstdc\+\+6\ $number$ ]] || die "$runtime depends on $depends"
+  depends=$(field fwdmeta Depends)
+  for package in libc6 libstdc++6 "$runtime"; do
+    [[ ", $depends," == *", $package (>= "* ]] || die "fwdmeta depends on $depends, and not on $package"
+  done
   expect "what libfwdmeta-dev needs" "$runtime (= $(field "$runtime" Version))" "$(field libfwdmeta-dev Depends)"
   dpkg-deb -e "$scratch/$runtime"_*.deb "$scratch/control"
   expect "control files of $runtime" "control md5sums shlibs triggers" "$(cd "$scratch/control" && echo *)"
@@ -119,11 +129,13 @@ with_debian_packages() {
   mkdir -p "$scratch/root/var/lib/dpkg/"{info,updates,triggers}
   touch "$scratch/root/var/lib/dpkg/"{status,available}
   dpkg_here -i "$scratch"/*.deb
-  expect "installed" "$(printf '%s\n' "${packages[@]}" | sort)" \
-    "$(dpkg-query --admindir="$scratch/root/var/lib/dpkg" -W -f '${db:Status-Status} ${Package}\n' | sed -n 's/^installed //p' | sort)"
+  expect "installed" "$(lines "${packages[@]}")" \
+    "$(dpkg-query --admindir="$scratch/root/var/lib/dpkg" -W -f '${db:Status-Status} ${Package}\n' |
+      sed -n 's/^installed //p' | sort)"
   expect "changed since" "" "$(dpkg_here -V)"
   [ -e "$scratch/root/$libdir/libfwdmeta.so.$soname" ] || die "$runtime has its library elsewhere than in $libdir"
-  expect "folders that the command asks the loader to search" "" "$(readelf -d "$scratch/root/usr/bin/fwdmeta" | grep -E 'RPATH|RUNPATH' || true)"
+  expect "folders that the command asks the loader to search" "" \
+    "$(readelf -d "$scratch/root/usr/bin/fwdmeta" | grep -E 'RPATH|RUNPATH' || true)"
   gzip -dc "$scratch/root/usr/share/man/man1/fwdmeta.1.gz" | cmp - "$prefix/share/man/man1/fwdmeta.1"
   dpkg_here -r "${packages[@]}"
   dpkg_here -P "${packages[@]}" >/dev/null
@@ -141,7 +153,7 @@ case $way in
   install)
     rm -rf "$prefix"
     "$CMAKE" --install "$FWDMETA_BINARY_DIR" --prefix "$prefix"
-    expect "version of the installed command" "$("$FWDMETA_BINARY_DIR/src/command/fwdmeta" --version)" "$("$prefix/bin/fwdmeta" --version)"
+    expect "version of the installed command" "$(command_version)" "$("$prefix/bin/fwdmeta" --version)"
     [ -s "$prefix/share/man/man1/fwdmeta.1" ] || die "no manual page"
     [ -s "$prefix/share/bash-completion/completions/fwdmeta" ] || die "no completion"
     ! grep -rlF -e "$FWDMETA_BINARY_DIR" -e "$FWDMETA_SOURCE_DIR" --include=*.cmake --include=*.pc "$prefix" ||
@@ -166,7 +178,8 @@ case $way in
     ;;
   fetch_content)
     engine fetch_content
-    configure -DFETCHCONTENT_SOURCE_DIR_FWDMETA="$scratch/engine/third_party/fwdmeta" -DFWDMETA_CUDA=OFF -DFWDMETA_NCCL=OFF
+    third_party=$scratch/engine/third_party/fwdmeta
+    configure -DFETCHCONTENT_SOURCE_DIR_FWDMETA="$third_party" -DFWDMETA_CUDA=OFF -DFWDMETA_NCCL=OFF
     build_and_run
     ;;
   deb) with_debian_packages ;;

@@ -25,8 +25,9 @@ function(expect_only_the_library source_dir)
 
   project_variables(after)
   list(REMOVE_ITEM after ${before})
-  list(FILTER after EXCLUDE REGEX
-    "^(FWDMETA_|fwdmeta_|FETCHCONTENT_|(spdlog|fmt)_DIR$|CUDA|Threads|FIND_PACKAGE_MESSAGE_DETAILS_|CMAKE_HAVE_|CMAKE_PROJECT_VERSION|__cmake_|source_dir$|before$|after$|name$|value$)")
+  list(FILTER after EXCLUDE REGEX "^(FWDMETA_|fwdmeta_|FETCHCONTENT_)")
+  list(FILTER after EXCLUDE REGEX "^((spdlog|fmt)_DIR$|CUDA|Threads|FIND_PACKAGE_MESSAGE_DETAILS_|CMAKE_HAVE_)")
+  list(FILTER after EXCLUDE REGEX "^(CMAKE_PROJECT_VERSION|__cmake_|(source_dir|before|after|name|value)$)")
   if(FWDMETA_INSTALL)
     list(FILTER after EXCLUDE REGEX "^(CMAKE_INSTALL_.*DIR|_GNUInstallDirs_.*)$")
   endif()
