@@ -441,6 +441,21 @@ TEST(Slices, ArePlanned) {
   ExpectError(FWDMETA_INVALID_ARGUMENT, "17", [&] { (void)fwdmeta::plan_slices(args); });
 }
 
+TEST(Core, MetricsAndDlpackAreThoseOfTheLibrary) {
+  EXPECT_NE(std::string::npos, fwdmeta::metrics().find("# TYPE fwdmeta_builds_total counter"));
+  fwdmeta::Config config;
+  config.backend = FWDMETA_BACKEND_HOST;
+  config.max_batch_size = config.max_num_tokens = config.max_model_len = 4;
+  config.num_q_heads = config.num_kv_heads = 1;
+  fwdmeta::Builder builder(config);
+  const fwdmeta::Meta meta = builder.build(fwdmeta::Batch());
+  EXPECT_NE(std::string::npos, meta.dump().find("cu_seqlens_q"));
+  fwdmeta::DlpackArgs args;
+  args.field = FWDMETA_FIELD_CU_SEQLENS_Q;
+  args.group = 1;
+  ExpectError(FWDMETA_NOT_FOUND, "cu_seqlens_q[1]", [&] { (void)meta.dlpack(args, -1); });
+}
+
 // A prompt of 6 tokens in slices of 4 and 2.
 TEST(Slicing, BuildsAMetaForEachSlice) {
   fwdmeta::Config config;

@@ -176,6 +176,13 @@ class Steps(unittest.TestCase):
         self.assertRaises(OverflowError, fwdmeta.Batch, [2**31], [0], [1], memory_kind=HOST)
         self.assertRaises(ValueError, fwdmeta.Batch, [0], [0, 0], [1], memory_kind=HOST)
         self.assertRaises(ValueError, fwdmeta.Batch, 8, 8, 8, memory_kind=HOST)
+        for name in ("block_tables", "input_ids", "draft_tokens"):
+            for rows in ([[1]], [[1], [2]], [1, 2, 3]):
+                with self.assertRaisesRegex(ValueError, name):
+                    fwdmeta.Batch([0] * 3, [3] * 3, [1] * 3, memory_kind=HOST, **{name: rows})
+        for helper in (fwdmeta.split_by_role, fwdmeta.reorder_by_role):
+            with self.assertRaisesRegex(ValueError, "seq_lens_encoder has 8 entries, seq_lens_this_time 1"):
+                helper([0] * 8, [1])
         self.assertRaises(TypeError, fwdmeta.Batch, *lists)  # the kind of memory is stated
 
     def test_outputs_and_groups(self):
@@ -436,6 +443,8 @@ class Numpy(HeldMemory):
             page = [rows[b, 1 + p // 64] for b, p in zip([0] * 3 + [2] * 20 + [3], POSITIONS)]
             self.assertEqual([int(a) * 64 + p % 64 for a, p in zip(page, POSITIONS)], got.tolist())
             del got
+        with self.assertRaisesRegex(ValueError, "block_tables has 1 rows"):
+            fwdmeta.Batch(*lengths, memory_kind=HOST, block_tables=rows[:1])
         self.assertRaises(ValueError, fwdmeta.Batch, *lengths, memory_kind=HOST, block_tables=rows[:, ::2])
         self.assertRaises(TypeError, fwdmeta.Batch, *lengths, memory_kind=HOST, block_tables=rows.astype("i8"))
 

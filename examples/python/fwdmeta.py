@@ -723,13 +723,25 @@ def _list(values: Any, ctype: Any, name: str, writable: bool = False) -> Tuple[_
     return memory, count
 
 
-def _rows(values: Any, ctype: Any, name: str) -> Tuple[Rows, List[_Memory]]:
-    """Rows from None, Rows, a two-dimensional array, or a list of lists of any lengths."""
+def _lists(first: Any, first_name: str, second: Any, second_name: str) -> Tuple[_Memory, _Memory, int]:
+    """Two int32 lists of one length."""
+    (a, count), (b, others) = _list(first, _i32, first_name), _list(second, _i32, second_name)
+    if count is None or count != others:
+        raise ValueError(f"{first_name} has {count} entries, {second_name} {others}")
+    return a, b, count
+
+
+def _rows(values: Any, ctype: Any, name: str, slots: int) -> Tuple[Rows, List[_Memory]]:
+    """Rows of `slots` slots from None, Rows, a two-dimensional array, or a list of lists of any lengths."""
     if values is None:
         return Rows(), []
     if isinstance(values, Rows):
         return values, []
     if isinstance(values, (list, tuple)):
+        if not all(hasattr(row, "__len__") for row in values):
+            raise ValueError(f"{name} is a list of numbers, expected one of lists, a row each")
+        if len(values) < slots:
+            raise ValueError(f"{name} has {len(values)} rows, but there are {slots} slots")
         lengths = [len(row) for row in values]
         width = max(lengths, default=0)
         flat = [number for row in values for number in [*row, *[0] * (width - len(row))]]
@@ -739,6 +751,8 @@ def _rows(values: Any, ctype: Any, name: str) -> Tuple[Rows, List[_Memory]]:
     memory = _memory(values, ctype, name)
     if memory.shape is None or len(memory.shape) != 2:
         raise ValueError(f"{name} has the shape {memory.shape}, expected two dimensions")
+    if memory.shape[0] < slots:
+        raise ValueError(f"{name} has {memory.shape[0]} rows, but there are {slots} slots")
     strides = memory.strides or (memory.shape[1], 1)
     if memory.shape[1] > 1 and strides[1] != 1:
         raise ValueError(f"{name} has a step of {strides[1]} elements within a row, expected 1")
@@ -794,8 +808,9 @@ class Batch:
         elif any(count < batch_size for count in counts):
             raise ValueError(f"batch_size is {batch_size} and the lengths have {sorted(counts)} slots")
         tables = block_tables if grouped else [block_tables]
-        made = [_rows(table, _i32, "block_tables") for table in tables if table is not None]
-        ids, drafts = _rows(input_ids, _i64, "input_ids"), _rows(draft_tokens, _i64, "draft_tokens")
+        made = [_rows(table, _i32, "block_tables", batch_size) for table in tables if table is not None]
+        ids = _rows(input_ids, _i64, "input_ids", batch_size)
+        drafts = _rows(draft_tokens, _i64, "draft_tokens", batch_size)
         self._lengths = [memory for memory, _ in lengths]
         self._others = [memory for _, memories in [*made, ids, drafts] for memory in memories]
         self._tables = (Rows * len(made))(*[rows for rows, _ in made])
@@ -963,6 +978,15 @@ class Array:
         """The same array labelled as plain host memory, for takers that do not know pinned memory (torch)."""
         live = self._args.shape == 1
         return Array(self._meta, self.field, self.group, live, self._synchronise, DLDevice.CPU)
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+        """For NumPy's functions, of arrays in host memory."""
+        if self.device[0] == DLDevice.CUDA:
+            raise TypeError(f"{self.name} is in device memory: take it by from_dlpack of torch or CuPy, or tolist()")
+        import numpy
+
+        array = numpy.from_dlpack(self)
+        return array.astype(dtype) if dtype is not None else array.copy() if copy else array
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return self.device
@@ -1289,7 +1313,7 @@ class Dispatcher(_Handle):
     def dispatch_lengths(self, encoder: Any, this_time: Any, query_len: int = 1, **values: Any) -> DispatchResult:
         """The same by host lengths: `query_len` counts where every live slot decodes so many tokens."""
         args = DispatchArgs(**values)
-        (e, slots), (n, _) = _list(encoder, _i32, "seq_lens_encoder"), _list(this_time, _i32, "seq_lens_this_time")
+        e, n, slots = _lists(encoder, "seq_lens_encoder", this_time, "seq_lens_this_time")
         self.library.call("dispatch_args_from_lengths", e.address, n.address, slots, query_len, ctypes.byref(args))
         out = DispatchResult()
         self.library.call("dispatch", self.handle, ctypes.byref(args), ctypes.byref(out))
@@ -1310,9 +1334,7 @@ def agree(dispatcher: Dispatcher, rows: Sequence[RankRow], num_slices: int = 1) 
 
 
 def _slice_args(query_lens: Any, seq_lens: Any, values: Dict[str, Any]) -> Tuple[SliceArgs, Any]:
-    (query, count), (seq, seqs) = _list(query_lens, _i32, "query_lens"), _list(seq_lens, _i32, "seq_lens")
-    if count is None or count != seqs:
-        raise ValueError(f"query_lens has {count} requests, seq_lens {seqs}")
+    query, seq, count = _lists(query_lens, "query_lens", seq_lens, "seq_lens")
     return SliceArgs(query_lens=query.address, seq_lens=seq.address, num_reqs=count, **values), (query, seq)
 
 
@@ -1337,7 +1359,7 @@ def slice_lengths(query_lens: Any, seq_lens: Any, part: Slice, num_slices: int, 
 
 def split_by_role(encoder: Any, this_time: Any, *, library: Optional[Library] = None) -> BatchSplit:
     """How many decode and prefill slots, and tokens of each."""
-    (e, count), (n, _) = _list(encoder, _i32, "seq_lens_encoder"), _list(this_time, _i32, "seq_lens_this_time")
+    e, n, count = _lists(encoder, "seq_lens_encoder", this_time, "seq_lens_this_time")
     out = BatchSplit()
     (library or load()).call("split_by_role", e.address, n.address, count, ctypes.byref(out))
     return out
@@ -1345,8 +1367,8 @@ def split_by_role(encoder: Any, this_time: Any, *, library: Optional[Library] = 
 
 def reorder_by_role(encoder: Any, this_time: Any, *, library: Optional[Library] = None) -> List[int]:
     """The slot that belongs at each place: decodes, then prefills, then idle ones."""
-    (e, count), (n, _) = _list(encoder, _i32, "seq_lens_encoder"), _list(this_time, _i32, "seq_lens_this_time")
-    order = (_i32 * (count or 0))()
+    e, n, count = _lists(encoder, "seq_lens_encoder", this_time, "seq_lens_this_time")
+    order = (_i32 * count)()
     (library or load()).call("reorder_by_role", e.address, n.address, count, order, None)
     return list(order)
 

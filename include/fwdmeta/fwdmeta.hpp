@@ -57,6 +57,9 @@ struct AdvanceArgs : fwdmeta_advance_args_t {
 struct AdvanceCounts : fwdmeta_advance_counts_t {
   AdvanceCounts() : fwdmeta_advance_counts_t FWDMETA_ADVANCE_COUNTS_INITIALIZER {}
 };
+struct DlpackArgs : fwdmeta_dlpack_args_t {
+  DlpackArgs() : fwdmeta_dlpack_args_t FWDMETA_DLPACK_ARGS_INITIALIZER {}
+};
 struct Tensor : fwdmeta_tensor_t {
   Tensor() : fwdmeta_tensor_t FWDMETA_TENSOR_INITIALIZER {}
   bool on_host() const noexcept { return memory_kind == FWDMETA_MEMORY_HOST; }
@@ -134,6 +137,12 @@ struct Dtype<uint8_t> {
 struct Text {
   std::string text;
   std::exception_ptr failure;
+  // With the status of the call that wrote.
+  std::string finish(fwdmeta_status_t status) {
+    if (failure) std::rethrow_exception(failure);
+    check(status);
+    return std::move(text);
+  }
   static int32_t write(const char* data, size_t size, void* user) {
     auto* self = static_cast<Text*>(user);
     try {
@@ -212,12 +221,16 @@ class Meta : public detail::Handle<&fwdmeta_meta_destroy> {
   void reader_begin(fwdmeta_stream_t stream) const { check(fwdmeta_meta_reader_begin(handle(), stream)); }
   void reader_end(fwdmeta_stream_t stream) const { check(fwdmeta_meta_reader_end(handle(), stream)); }
 
+  // A built array as a DLPack tensor, which the caller owns: its deleter ends it. `stream` as in Python's __dlpack__.
+  DLManagedTensorVersioned* dlpack(const fwdmeta_dlpack_args_t& args, int64_t stream) const {
+    DLManagedTensorVersioned* tensor = nullptr;
+    check(fwdmeta_meta_to_dlpack_versioned(handle(), &args, stream, &tensor));
+    return tensor;
+  }
+
   std::string dump(fwdmeta_dump_format_t format = FWDMETA_DUMP_TEXT) const {
     detail::Text out;
-    const fwdmeta_status_t status = fwdmeta_meta_dump(handle(), format, &detail::Text::write, &out);
-    if (out.failure) std::rethrow_exception(out.failure);
-    check(status);
-    return std::move(out.text);
+    return out.finish(fwdmeta_meta_dump(handle(), format, &detail::Text::write, &out));
   }
 };
 
@@ -278,6 +291,12 @@ class Builder : public detail::Handle<&fwdmeta_builder_destroy> {
     return builder;
   }
 };
+
+// The counters of the process in the text form of Prometheus.
+inline std::string metrics() {
+  detail::Text out;
+  return out.finish(fwdmeta_metrics_write(&detail::Text::write, &out));
+}
 
 // What a builder of this configuration would hold; with a query, the bounds of a bucket.
 inline Capacities capacities(const fwdmeta_config_t& config, const fwdmeta_capacity_query_t* query = nullptr) {

@@ -200,7 +200,7 @@ Status Builder::ReadBatch(const fwdmeta_batch_t& batch, Inputs* out) const {
   }
   if ((batch.num_block_tables > 0) != (batch.block_tables != nullptr)) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "num_block_tables is %lld and block_tables is %s",
-                (long long)batch.num_block_tables, batch.block_tables == nullptr ? "null" : "not");
+                (long long)batch.num_block_tables, batch.block_tables == nullptr ? "null" : "not null");
   }
   for (int64_t i = 0; i < batch.num_block_tables; ++i) {
     FWDMETA_TRY(ReadRows(batch.block_tables[i], batch.batch_size, "block_tables", &out->tables[i]));

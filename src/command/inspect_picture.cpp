@@ -154,11 +154,11 @@ class Drawing {
   double panel_left(size_t panel) const { return panels_left_ + static_cast<double>(panel) * (kPanelWidth + kGap); }
   double panels_width() const { return panel_left(mappings_.size()) - kGap - panels_left_; }
 
-  // The token axis: what decodes, what prefills, and padding up to T.
+  // The tokens by role, and padding up to T.
   double draw_tokens(double y) {
     const fwdmeta_counts_t& counts = inspection_.counts;
     const int64_t prefill = totals_of(file_).prefill_tokens, padding = counts.num_padded_tokens - counts.num_tokens;
-    picture_.text(kMargin, y + 14, "token axis", {Anchor::start, "b"});
+    picture_.text(kMargin, y + 14, "tokens by role", {Anchor::start, "b"});
     const double scale = panels_width() / static_cast<double>(std::max(counts.num_padded_tokens, 1));
     double x = panels_left_;
     std::string words;
