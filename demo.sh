@@ -4,7 +4,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/.ci/setup.sh"
 
 ensure_packages build-essential cmake ninja-build libspdlog-dev libcli11-dev nlohmann-json3-dev
-configure -DFWDMETA_BUILD_TESTS=OFF
+configure -DFWDMETA_BUILD_TESTS=OFF -DFWDMETA_BUILD_EXAMPLES=OFF
 compile
 
 fwdmeta=build/src/command/fwdmeta

@@ -6,7 +6,7 @@ set -euo pipefail
 ensure_packages build-essential cmake ninja-build libspdlog-dev libcli11-dev nlohmann-json3-dev libgtest-dev \
   ccache pkg-config groff-base
 (ensure_packages python3-numpy) || say "going on without NumPy: its test is skipped"
-configure -DFWDMETA_BUILD_TESTS=ON
+configure -DFWDMETA_BUILD_TESTS=ON -DFWDMETA_BUILD_EXAMPLES=ON
 compile
 
 say "testing"
