@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "base/math.h"
 #include "build/inputs.h"
 #include "build/mirror.h"
 #include "build/summary.h"
@@ -128,7 +129,7 @@ inline Status CheckArenaAlignment(const void* arena, const char* name) {
 
 // The arrays of a slice in an arena, one behind another.
 inline int64_t SliceArrayBytes(const Config& config) {
-  return (static_cast<int64_t>(sizeof(int32_t)) * config.max_batch_size + 255) / 256 * 256;
+  return AlignUp(static_cast<int64_t>(sizeof(int32_t)) * config.max_batch_size);
 }
 inline int64_t SliceArraysBytes(const Config& config) {
   return config.of_slice ? 4 * SliceArrayBytes(config) + 256 : 0;

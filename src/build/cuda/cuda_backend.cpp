@@ -15,14 +15,13 @@ namespace {
 
 constexpr int32_t kReadersPerSet = 16;
 
-int64_t AlignUp(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 bool Aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Where things lie in the two arenas.
 struct Layout {
   int64_t set_bytes;  // the outputs of one set
-  int64_t sets, set_states, builder_state, chunks, staged_copy, slice, device;
-  int64_t mirror, staging, staging_entry, host_slice, pinned;
+  int64_t set_states, builder_state, chunks, staged_copy, slice, device;
+  int64_t staging, staging_entry, host_slice, pinned;
 };
 
 Layout MakeLayout(const Config& config, const Plan& plan) {

@@ -236,7 +236,7 @@ class HostBackend final : public Backend {
     std::memset(arena_, 0, mirror);
     ring_ = reinterpret_cast<MirrorEntry*>(arena_);
     tail_ = reinterpret_cast<MirrorTail*>(ring_ + config_.depth);
-    unsigned char* base = arena_ + (mirror + 255) / 256 * 256;
+    unsigned char* base = arena_ + AlignUp(mirror);
     for (int32_t i = 0; i < config_.generations; ++i) base += PlaceOutputs(config_, plan_, base, &outputs_[i]);
     if (config_.of_slice) slice_arrays_ = host_slice_arrays_ = PlaceSliceArrays(config_, base);
     return Reset(nullptr);
@@ -378,7 +378,7 @@ class HostBackend final : public Backend {
 }  // namespace
 
 ArenaBytes HostArenaBytes(const Config& config, const Plan& plan) {
-  const int64_t mirror = (MirrorBytes(config) + 255) / 256 * 256;
+  const int64_t mirror = AlignUp(MirrorBytes(config));
   return {0, 0, mirror + config.generations * PlaceOutputs(config, plan, nullptr, nullptr) + SliceArraysBytes(config)};
 }
 
