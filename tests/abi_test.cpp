@@ -15,6 +15,7 @@
 
 #include "fwdmeta.h"
 #include "loaded_library.h"
+#include "two_slots.h"
 
 extern "C" int fwdmeta_test_header_as_c(void);
 int fwdmeta_test_header_as_cpp();
@@ -141,24 +142,12 @@ void BuildThrough(const Loaded& library) {
   EXPECT_EQ(FWDMETA_VERSION, CALL(library, fwdmeta_version)());
   EXPECT_STREQ("OK", CALL(library, fwdmeta_status_name)(FWDMETA_OK));
   EXPECT_STREQ("counts", CALL(library, fwdmeta_field_name)(FWDMETA_FIELD_COUNTS));
-  fwdmeta_config_t config = FWDMETA_CONFIG_INITIALIZER;
-  config.backend = FWDMETA_BACKEND_HOST;
-  config.max_batch_size = 2;
-  config.max_num_tokens = 8;
-  config.max_model_len = 64;
-  config.num_q_heads = config.num_kv_heads = 1;
+  fwdmeta_test::TwoSlots two;
   fwdmeta_builder_t builder = 0;
-  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_builder_create)(&config, &builder));
-  const int32_t e[] = {0, 4}, d[] = {9, 0}, n[] = {2, 4};
-  fwdmeta_batch_t batch = FWDMETA_BATCH_INITIALIZER;
-  batch.memory_kind = FWDMETA_MEMORY_HOST;
-  batch.batch_size = 2;
-  batch.seq_lens_encoder = e;
-  batch.seq_lens_decoder = d;
-  batch.seq_lens_this_time = n;
+  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_builder_create)(&two.config, &builder));
   fwdmeta_meta_t meta = 0;
   int64_t step = 0;
-  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_build)(builder, &batch, &meta, &step));
+  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_build)(builder, &two.batch, &meta, &step));
   fwdmeta_counts_t counts = FWDMETA_COUNTS_INITIALIZER;
   ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_counts_wait)(builder, step, FWDMETA_WAIT_FINAL, -1, &counts));
   EXPECT_EQ(6, counts.num_tokens);

@@ -12,6 +12,7 @@
 
 #include "fwdmeta.h"
 #include "loaded_library.h"
+#include "two_slots.h"
 
 namespace {
 std::atomic<int64_t> allocated{0};  // by operator new, the library's too, and not yet deleted
@@ -47,23 +48,11 @@ bool Mapped() {
 
 // A build on the host backend, which a layer finds by the thread's current context, and the same step in two slices.
 void Step(const Loaded& library) {
-  fwdmeta_config_t config = FWDMETA_CONFIG_INITIALIZER;
-  config.backend = FWDMETA_BACKEND_HOST;
-  config.max_batch_size = 2;
-  config.max_num_tokens = 8;
-  config.max_model_len = 64;
-  config.num_q_heads = config.num_kv_heads = 1;
+  TwoSlots two;
   fwdmeta_builder_t builder = 0;
-  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_builder_create)(&config, &builder));
-  const int32_t e[] = {0, 4}, d[] = {9, 0}, n[] = {2, 4};
-  fwdmeta_batch_t batch = FWDMETA_BATCH_INITIALIZER;
-  batch.memory_kind = FWDMETA_MEMORY_HOST;
-  batch.batch_size = 2;
-  batch.seq_lens_encoder = e;
-  batch.seq_lens_decoder = d;
-  batch.seq_lens_this_time = n;
+  ASSERT_EQ(FWDMETA_OK, CALL(library, fwdmeta_builder_create)(&two.config, &builder));
   fwdmeta_attn_metadata_t metadata = {nullptr, 0}, read = {nullptr, 0};
-  EXPECT_OK(CALL(library, fwdmeta_build)(builder, &batch, &metadata.meta, nullptr));
+  EXPECT_OK(CALL(library, fwdmeta_build)(builder, &two.batch, &metadata.meta, nullptr));
 
   fwdmeta_layers_t layers = 0;
   EXPECT_OK(CALL(library, fwdmeta_layers_create)(&layers));
@@ -89,8 +78,8 @@ void Step(const Loaded& library) {
 
   fwdmeta_slicer_t slicer = 0;
   fwdmeta_meta_t slices[2] = {};
-  EXPECT_OK(CALL(library, fwdmeta_slicer_create)(&config, 2, &slicer));
-  EXPECT_OK(CALL(library, fwdmeta_build_slices)(slicer, &batch, 2, FWDMETA_DEFAULT, slices));
+  EXPECT_OK(CALL(library, fwdmeta_slicer_create)(&two.config, 2, &slicer));
+  EXPECT_OK(CALL(library, fwdmeta_build_slices)(slicer, &two.batch, 2, FWDMETA_DEFAULT, slices));
   for (const fwdmeta_meta_t slice : slices) {
     EXPECT_OK(CALL(library, fwdmeta_meta_wait)(slice, 0, -1, &counts));
     EXPECT_EQ(3, counts.num_tokens);
