@@ -251,6 +251,14 @@ fwdmeta_status_t fwdmeta_meta_reader_end(fwdmeta_meta_t handle, fwdmeta_stream_t
   return WithMeta(handle, [&](const MetaRef& meta) { return meta->ReaderEnd(stream); });
 }
 
+fwdmeta_status_t fwdmeta_device_view_v1(fwdmeta_meta_t handle, fwdmeta_device_view_v1_t* out) {
+  return WithMeta(handle, [&](const MetaRef& meta) {
+    if (out == nullptr) return Fail(FWDMETA_INVALID_ARGUMENT, "out is null");
+    *out = meta->DeviceView();
+    return Status{FWDMETA_OK};
+  });
+}
+
 fwdmeta_status_t fwdmeta_meta_dump(fwdmeta_meta_t handle, fwdmeta_dump_format_t format, fwdmeta_write_callback_t write,
                                    void* user) {
   return WithMeta(handle, [&](const MetaRef& meta) { return meta->Dump(format, write, user); });

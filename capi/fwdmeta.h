@@ -24,7 +24,7 @@
  * STRUCTS  Input and output structs begin with `struct_size`, which the INITIALIZER macros set. A shorter struct of an
  *          older caller is completed with defaults; a longer one is accepted while its unknown tail is all zero; 0 is
  *          refused. Of output structs only the first min(caller, library) bytes are written. Fields are only ever
- *          appended. Structs without `struct_size` are parts of others and are frozen.
+ *          appended. Structs without `struct_size` are parts of others or arguments of kernels, and are frozen.
  * THREADS  One thread at a time may issue builds, advances, resets, captures and reader calls of one builder; different
  *          builders are independent. All other calls may come from any thread at any time.
  * STREAMS  `fwdmeta_stream_t` is a cudaStream_t; null is CUDA's default stream. Builds and replays of one builder are
@@ -648,6 +648,70 @@ FWDMETA_API fwdmeta_status_t fwdmeta_meta_get_attn_backend(fwdmeta_meta_t meta, 
  * itself. An end without a begin is INVALID_ARGUMENT. Neither blocks. On the host backend both only count. */
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_reader_begin(fwdmeta_meta_t meta, fwdmeta_stream_t stream);
 FWDMETA_API fwdmeta_status_t fwdmeta_meta_reader_end(fwdmeta_meta_t meta, fwdmeta_stream_t stream);
+
+/* -------------------------------------------------------------------------------------------- device view -- */
+
+/*
+ * A step's arrays as one argument of kernels: a struct of addresses and numbers that is passed by value. Its layout is
+ * frozen and it has no struct_size, so a kernel compiled with it stays right with every later library; what it lacks
+ * will come as a struct _v2 with a call of its own. fwdmeta/device.cuh has the functions over it, for device and host.
+ *
+ * An array that the configuration does not have is null (`outputs` leaves it out, or seq_lens_kv_local with cp_size 1);
+ * the block counts, decoder_chunk_size and `counts` are always there. All are read-only, in the memory of the backend.
+ */
+
+/* The four mappings, as they index `mappings`. */
+typedef int32_t fwdmeta_mapping_t;
+enum {
+  FWDMETA_MAPPING_DECODER = 0,
+  FWDMETA_MAPPING_ENCODER = 1,
+  FWDMETA_MAPPING_KV = 2,
+  FWDMETA_MAPPING_PRE_CACHE = 3,
+  FWDMETA_MAPPING_COUNT = 4 /* closing sentinel */
+};
+
+/* One mapping. */
+typedef struct fwdmeta_device_mapping_v1 {
+  const int32_t *batch_ids;  /* [capacity]; -1 at and past the count */
+  const int32_t *tile_ids;   /* [capacity]; likewise */
+  const int32_t *cu_tiles;   /* [max_batch_size + 1]; the total is repeated past the batch */
+  const int32_t *num_blocks; /* [1]; the count */
+  int32_t capacity;          /* entries of the lists: the grid that covers every step */
+  int32_t tile_size;         /* query rows of a tile (decoder, encoder) or positions of a page (kv, pre_cache). 0: mla
+                              * decoder, whose tiles are chunks of decoder_chunk_size keys */
+} fwdmeta_device_mapping_v1_t;
+
+/* One step. T is max_num_tokens. */
+typedef struct fwdmeta_device_view_v1_t {
+  fwdmeta_device_mapping_v1_t mappings[FWDMETA_MAPPING_COUNT]; /* by FWDMETA_MAPPING_* */
+  const int32_t *decoder_chunk_size;                           /* [1]; 0 in append mode */
+  const int32_t *cu_seqlens_q;                                 /* [max_batch_size + 1] */
+  const int32_t *cu_seqlens_k;                                 /* [max_batch_size + 1] */
+  const int32_t *seq_lens_kv;                                  /* [max_batch_size] */
+  const int32_t *seq_lens_kv_local;                            /* [max_batch_size] */
+  const int32_t *batch_id_per_token;                           /* [T] */
+  const int64_t *position_ids;                                 /* [T] */
+  const int32_t *mask_encoder_batch;                           /* [T] */
+  const int64_t *ids_remove_padding;                           /* [T] */
+  const int64_t *slot_mapping;        /* [T] of cache group 0; that of group g is slot_mapping_stride * g further */
+  int64_t slot_mapping_stride;        /* elements; 0 with one group, or without the arrays */
+  const int32_t *cu_seqlens_q_output; /* [max_batch_size + 1] */
+  const int32_t *batch_id_per_token_output; /* [T] */
+  const int32_t *logits_indices;            /* [T] */
+  const int32_t *last_token_index;          /* [max_batch_size] */
+  const int32_t *counts;                    /* [18], as FWDMETA_FIELD_COUNTS */
+  int32_t max_batch_size;
+  int32_t max_num_tokens;
+  int32_t heads_per_kv_head; /* num_q_heads / num_kv_heads: query rows of a token and KV head */
+  int32_t num_cache_groups;  /* 1 where the configuration has none */
+} fwdmeta_device_view_v1_t;
+
+/* The view of a meta's set of arrays. Its addresses never change, so a view taken once serves every build of that set,
+ * and a captured kernel every replay. It holds nothing: it is good while the builder's memory is there, and what it
+ * shows is overwritten by the set's next build, as behind an address from fwdmeta_meta_get. Of a meta of the host
+ * backend the addresses are those of host memory. INVALID_HANDLE, INVALID_ARGUMENT; nothing is written then. Does not
+ * block. Any thread, any time, also while capturing. */
+FWDMETA_API fwdmeta_status_t fwdmeta_device_view_v1(fwdmeta_meta_t meta, fwdmeta_device_view_v1_t *out);
 
 /* ------------------------------------------------------------------------------------------------- dlpack -- */
 

@@ -1,6 +1,7 @@
 // The public headers in strict C++17: compiled with -pedantic -Werror.
 #include "fwdmeta.h"
 #include "fwdmeta/context.hpp"
+#include "fwdmeta/device.cuh"
 #include "fwdmeta/fwdmeta.hpp"
 
 static_assert(sizeof(fwdmeta_status_t) == 4 && sizeof(fwdmeta_field_t) == 4 && sizeof(fwdmeta_builder_t) == 8 &&

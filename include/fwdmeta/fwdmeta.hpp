@@ -221,6 +221,13 @@ class Meta : public detail::Handle<&fwdmeta_meta_destroy> {
   void reader_begin(fwdmeta_stream_t stream) const { check(fwdmeta_meta_reader_begin(handle(), stream)); }
   void reader_end(fwdmeta_stream_t stream) const { check(fwdmeta_meta_reader_end(handle(), stream)); }
 
+  // The argument of kernels that fwdmeta/device.cuh has functions for.
+  fwdmeta_device_view_v1_t device_view() const {
+    fwdmeta_device_view_v1_t view;
+    check(fwdmeta_device_view_v1(handle(), &view));
+    return view;
+  }
+
   // A built array as a DLPack tensor, which the caller owns: its deleter ends it. `stream` as in Python's __dlpack__.
   DLManagedTensorVersioned* dlpack(const fwdmeta_dlpack_args_t& args, int64_t stream) const {
     DLManagedTensorVersioned* tensor = nullptr;

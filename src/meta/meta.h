@@ -34,6 +34,7 @@ class Meta {
   Status ReaderBegin(fwdmeta_stream_t stream);
   Status ReaderEnd(fwdmeta_stream_t stream);
   Status CheckNoOpenReader() const;
+  fwdmeta_device_view_v1_t DeviceView() const;
   // Of a tensor that GetField gave; `asked` may be 0.
   Status DlpackDevice(const fwdmeta_tensor_t& tensor, int32_t asked, DlDevice* out) const;
   // A struct of DLPack that holds `builder`. `stream` is a number as in fwdmeta_meta_to_dlpack, kDlNoSync among them.
