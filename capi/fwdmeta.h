@@ -700,10 +700,10 @@ typedef struct fwdmeta_device_view_v1_t {
   const int32_t *logits_indices;            /* [T] */
   const int32_t *last_token_index;          /* [max_batch_size] */
   const int32_t *counts;                    /* [18], as FWDMETA_FIELD_COUNTS */
-  int32_t max_batch_size;
-  int32_t max_num_tokens;
-  int32_t heads_per_kv_head; /* num_q_heads / num_kv_heads: query rows of a token and KV head */
-  int32_t num_cache_groups;  /* 1 where the configuration has none */
+  int32_t max_batch_size;                   /* of the configuration */
+  int32_t max_num_tokens;                   /* likewise */
+  int32_t heads_per_kv_head;                /* num_q_heads / num_kv_heads: query rows of a token and KV head */
+  int32_t num_cache_groups;                 /* 1 where the configuration has none */
 } fwdmeta_device_view_v1_t;
 
 /* The view of a meta's set of arrays. Its addresses never change, so a view taken once serves every build of that set,

@@ -118,7 +118,7 @@ function c_line(line, at) {
 # Doxygen finds pages, and not the headings in them.
 FILENAME ~ /\.md$/ { gsub(/\.md#[^)]*\)/, ".md)"); print; next }
 FILENAME ~ /\.h$/ { c_line($0); next }
-FILENAME !~ /\.hpp$/ { print; next }
+FILENAME !~ /\.(hpp|cuh)$/ { print; next }
 
 # C++: the lines are kept until the end, because what a function calls stands below it.
 { kept[++num_kept] = $0 }
