@@ -139,7 +139,7 @@ function called(i, first) {
   return ""
 }
 
-function cpp_lines(i, line, indent, call, head, commented, doc) {
+function cpp_lines(i, line, indent, call, head, commented, doc, function_begins, in_body) {
   print "/** \\file"
   head = 1
   for (i = 1; i <= num_kept; ++i) {
@@ -150,6 +150,18 @@ function cpp_lines(i, line, indent, call, head, commented, doc) {
       head = 0
     }
     if (line ~ /^ *\/\/ ---- /) continue
+    if (in_body) { # of a function outside classes, whose comments are its own
+      print line
+      in_body = line != "}"
+      doc = ""
+      continue
+    }
+    if (line ~ /^[A-Za-z_]/ && line !~ /^(template|struct|class|enum|namespace|using|extern)/) function_begins = 1
+    if (line ~ /[;}]$/) function_begins = 0
+    if (function_begins && line ~ /\{$/) {
+      in_body = 1
+      function_begins = 0
+    }
     if (line ~ /^ *\/\//) {
       sub(/\/\/ ?/, head ? "" : "/// ", line)
       line = linked(line)

@@ -1,9 +1,9 @@
 // Device code for consumers of the mappings, over fwdmeta_device_view_v1_t, which fwdmeta_device_view_v1() fills and a
 // kernel takes by value:
 //
-//   __global__ void attend(const __grid_constant__ fwdmeta_device_view_v1_t view, ...) {
-//     const fwdmeta::Tile tile = fwdmeta::tile_of(view, FWDMETA_MAPPING_DECODER, blockIdx.x);
-//     if (!tile.valid) return;
+//     __global__ void attend(const __grid_constant__ fwdmeta_device_view_v1_t view, ...) {
+//       const fwdmeta::Tile tile = fwdmeta::tile_of(view, FWDMETA_MAPPING_DECODER, blockIdx.x);
+//       if (!tile.valid) return;
 //
 // Without a CUDA compiler the header is plain C++17, for views of the host backend. Nothing here checks an argument: a
 // function that reads an array which the view does not have reads null. Under programmatic dependent launch, call
@@ -30,10 +30,10 @@ struct Tile {
   bool valid;    // false: no work
 };
 
-// From `begin` to before `end`.
+// Rows or positions.
 struct Range {
-  int64_t begin;
-  int64_t end;
+  int64_t begin;  // the first
+  int64_t end;    // behind the last
 };
 
 // A live slot.
@@ -43,7 +43,7 @@ struct Slot {
   int32_t num_cached;   // D
 };
 
-// ------------------------------------------------------------------------------------------- finding a tile --
+// ---- finding a tile
 
 // Tile x of a mapping, by its lists: two loads that do not wait for each other. Any x may be asked for; at and past the
 // count the answer is not valid, so a grid as large as the mapping's capacity is right for every step. Needs batch_ids
@@ -109,7 +109,7 @@ FWDMETA_HOST_DEVICE int32_t num_tiles(const fwdmeta_device_view_v1_t& view, fwdm
   return *view.mappings[mapping].num_blocks;
 }
 
-// -------------------------------------------------------------------------------------- what a tile consists of --
+// ---- what a tile consists of
 
 // The lengths of a slot that has a tile, or of any other live slot. Needs cu_seqlens_q and seq_lens_kv.
 FWDMETA_HOST_DEVICE Slot slot_of(const fwdmeta_device_view_v1_t& view, int32_t slot) {
@@ -129,10 +129,10 @@ FWDMETA_HOST_DEVICE Range query_rows(const fwdmeta_device_view_v1_t& view, fwdme
 }
 
 // The positions of its slot that a valid tile is about:
-//   decoder, encoder   the keys that any of its rows sees: all up to the token of its last row
-//   decoder of mla     the keys of its chunk; each row sees those up to its own token
-//   kv                 the new positions on its page
-//   pre_cache          the cached positions on its page
+// - decoder, encoder: the keys that any of its rows sees, which are all up to the token of its last row
+// - decoder of mla: the keys of its chunk, of which each row sees those up to its own token
+// - kv: the new positions on its page
+// - pre_cache: the cached positions on its page
 FWDMETA_HOST_DEVICE Range positions(const fwdmeta_device_view_v1_t& view, fwdmeta_mapping_t mapping, const Tile& tile,
                                     const Slot& slot) {
   const int32_t size = view.mappings[mapping].tile_size;
