@@ -92,6 +92,7 @@ fwdmeta_config_t MakeConfig(const Case& c, fwdmeta_backend_t backend, int64_t nu
   config.decoder_block_shape_q = kDecoderRows;
   config.attention = c.mla ? FWDMETA_ATTENTION_MLA : FWDMETA_ATTENTION_APPEND;
   config.num_sms = num_sms;
+  config.outputs = c.outputs;
   config.depth = kDepth;
   return config;
 }

@@ -26,6 +26,7 @@ struct Case {
   int64_t max_model_len;
   bool mla;
   bool curve_only;  // a point of the growth curves, measured as graph alone
+  uint64_t outputs = UINT64_MAX;
 
   int64_t slots() const { return decode_slots + prefill_slots; }
   int64_t tokens() const { return decode_slots * decode_tokens + prefill_slots * prefill_tokens; }

@@ -188,13 +188,13 @@ class ForkGraphs {
   GraphTimer alone_, in_line_, forked_, forked_empty_;
 };
 
+}  // namespace
+
 LazyPtr<CapturedBuilder> Captured(const NamedFixture& c) {
-  // One builder serves a case's graph, fork and growth measures.
+  // One builder serves all measures that replay a case.
   if (*c.captured == nullptr) *c.captured = MakeOnFixture<CapturedBuilder>(c.fixture);
   return *c.captured;
 }
-
-}  // namespace
 
 void RegisterGpu(const NamedFixture& c) {
   RegisterLibrary(c, Captured(c));

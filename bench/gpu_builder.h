@@ -27,6 +27,7 @@ class CheckedBuilder {
   virtual ~CheckedBuilder();
 
   fwdmeta_builder_t handle() const { return builder_.handle(); }
+  fwdmeta_meta_t meta() const { return meta_.handle(); }
   const BatchArgs& args() const { return args_; }
   const DeviceInputs& inputs() const { return inputs_; }
   CaseFixture& fixture() const { return *fixture_; }

@@ -34,6 +34,13 @@ void RegisterAll(const GpuInfo& gpu, uint64_t seed) {
       for (const char* name : {"decode_32", "decode_256", "decode_1024"}) {
         if (spec.name == name) RegisterFork(c);
       }
+      for (const char* name :
+           {"decode_32", "decode_256", "decode_1024", "decode_4096", "mixed_224d_8p1k", "prefill_4x32k"}) {
+        if (spec.name == name) RegisterViews(c, MakeNamed(WithoutLists(spec), num_sms, ++seed));
+      }
+#if FWDMETA_BENCH_FLASHINFER
+      if (!spec.curve_only) RegisterFlashinfer(c);
+#endif
       for (const int64_t slots : {32, 1024, 4096, 16384, 65536}) {
         if (spec.name == DecodeCase(slots).name) {
           RegisterGrowth(c, MakeNamed(DecodeCase(slots + 1), num_sms, ++seed));
@@ -97,6 +104,8 @@ int Run(int argc, char** argv) {
 
   if (!display.results().empty()) {
     PrintTable(display.results());
+    PrintViews(display.results());
+    PrintPlanners(display.results());
     PrintBars(display.results());
   }
   std::printf("%.0f s\n", Now() - begin);

@@ -24,14 +24,14 @@ std::string Join(const std::string& variant, const std::string& measure, const s
   return variant + "/" + measure + "/" + case_name;
 }
 
+}  // namespace
+
 std::string Cell(double value, const char* format) {
   if (std::isnan(value)) return "-";
   char text[32];
   std::snprintf(text, sizeof text, format, value);
   return text;
 }
-
-}  // namespace
 
 void Results::Add(const std::string& name, double microseconds, const benchmark::UserCounters& counters) {
   Result& result = results_[name];

@@ -49,6 +49,11 @@ class RecordReporter : public benchmark::JSONReporter {
 // The figures of each case, and the bars. Bars that are missed are said to be; they are no failure of the program.
 void PrintTable(const Results& results);
 void PrintBars(const Results& results);
+// Nothing where their variants have not run.
+void PrintViews(const Results& results);
+void PrintPlanners(const Results& results);
+
+std::string Cell(double value, const char* format);  // "-" for no figure
 
 }  // namespace fwdmeta_bench
 

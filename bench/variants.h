@@ -30,10 +30,17 @@ struct GpuInfo {
 #if FWDMETA_BENCH_CUDA
 // Throws Failure where a device is there but does not answer.
 GpuInfo FindGpu();
+LazyPtr<CapturedBuilder> Captured(const NamedFixture& c);
 void RegisterGpu(const NamedFixture& c);
 void RegisterFork(const NamedFixture& c);
 // time(n + 1) / time(n), both decode cases.
 void RegisterGrowth(const NamedFixture& n, const NamedFixture& n_plus_1);
+// Consumers that find their tile: by the lists of a case, and by searches in the same case built without the lists.
+Case WithoutLists(Case c);
+void RegisterViews(const NamedFixture& c, const NamedFixture& without_lists);
+#endif
+#if FWDMETA_BENCH_FLASHINFER
+void RegisterFlashinfer(const NamedFixture& c);
 #endif
 
 }  // namespace fwdmeta_bench
