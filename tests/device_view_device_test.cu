@@ -184,6 +184,9 @@ TEST_F(DeviceCodeOnDevice, FollowsTheReplaysOfACapturedStep) {
       ASSERT_OK(fwdmeta_build(builder.handle(), &captured, &meta, nullptr));
       Consumers consumers(meta);
       ASSERT_OK(fwdmeta_meta_destroy(meta));
+      consumers.Launch(stream);
+      consumers.Expect(config, shape, reference::Build(config, shape));
+      if (HasFailure()) return;
 
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;

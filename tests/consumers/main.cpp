@@ -1,5 +1,6 @@
-// The same step through the C++ layer, and an error as an exception.
+// The same step through the C++ layer and the code for kernels, and an error as an exception.
 #include <cstdio>
+#include <fwdmeta/device.cuh>
 #include <fwdmeta/fwdmeta.hpp>
 
 int main() try {
@@ -16,6 +17,8 @@ int main() try {
   const fwdmeta::Counts counts = meta.wait();
   std::printf("%d decoder tiles, %d encoder tiles\n", counts.decoder_num_blocks, counts.encoder_num_blocks);
   if (counts.decoder_num_blocks != 1 || counts.encoder_num_blocks != 3) return 1;
+  const fwdmeta::Tile last = fwdmeta::tile_of_search(meta.device_view(), FWDMETA_MAPPING_ENCODER, 2);
+  if (!last.valid || last.slot != 1 || last.tile != 2) return 1;
   batch.batch_size = 3;
   try {
     builder.build(batch);
