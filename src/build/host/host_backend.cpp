@@ -6,6 +6,7 @@
 #include <new>
 
 #include "base/metrics.h"
+#include "base/vectorize.h"
 #include "build/advance.h"
 #include "build/cut.h"
 
@@ -33,13 +34,21 @@ template <class T>
 void Fill(T* array, int64_t begin, int64_t end, T value) {
   if (array != nullptr && begin < end) std::fill(array + begin, array + end, value);
 }
+// The same where most runs have one entry.
+template <class T>
+FWDMETA_ALWAYS_INLINE void FillRun(T* array, int64_t begin, int64_t count, T value) {
+  array[begin] = value;
+  for (int64_t i = 1; i < count; ++i) array[begin + i] = value;
+}
 
-// Writes one step of one set.
+// Writes one step of one set, an output to a pass. Steps without a prefill, and outside slices, know more of their
+// slots: every token is an output row, and only the decoder mapping has tiles.
+template <bool kGeneral>
 class StepWriter {
  public:
   StepWriter(const Plan& plan, const Inputs& inputs, const Summary& summary, const Outputs& out, Extents* extents)
       : plan_(plan), in_(inputs), summary_(summary), out_(out), previous_(*extents) {
-    good_ = summary.block.counts[kError] == 0;
+    num_slots_ = summary.block.counts[kError] == 0 ? inputs.batch_size : 0;
     for (int i = 0; i < kNumMappings; ++i) extents->mapping[i] = Count(kDecoderNumBlocks + i);
     extents->rows = Count(kNumOutputTokens);
     extents->tokens = Count(kNumTokens);
@@ -54,9 +63,19 @@ class StepWriter {
 
  private:
   int32_t Count(int32_t index) const { return summary_.block.counts[index]; }
-  int32_t num_slots() const { return good_ ? in_.batch_size : 0; }
-  Slot SlotAt(int32_t b) const {
-    return SlotOfSlice(in_, b, MakeSlot(in_.encoder[b], in_.decoder[b], in_.this_time[b], 0));
+
+  // Calls visit(b, slot) for every slot. The pointers are copies, so that no store to an output may change them.
+  template <class Visit>
+  FWDMETA_ALWAYS_INLINE void EverySlot(Visit visit) const {
+    const int32_t *encoder = in_.encoder, *decoder = in_.decoder, *this_time = in_.this_time;
+    const int32_t num_slots = num_slots_;
+    for (int32_t b = 0; b < num_slots; ++b) {
+      if constexpr (kGeneral) {
+        visit(b, SlotOfSlice(in_, b, MakeSlot(encoder[b], decoder[b], this_time[b], 0)));
+      } else {
+        visit(b, Slot{0, this_time[b] > 0 ? decoder[b] : 0, this_time[b]});
+      }
+    }
   }
 
   // An exclusive prefix sum over the slots, repeated past them.
@@ -64,21 +83,18 @@ class StepWriter {
   void WriteCu(int32_t* cu, Rule rule) {
     if (cu == nullptr) return;
     int32_t sum = 0;
-    for (int32_t b = 0; b < num_slots(); ++b) {
+    EverySlot([&](int32_t b, const Slot& slot) {
       cu[b] = sum;
-      sum += static_cast<int32_t>(rule(SlotAt(b)));
-    }
-    Fill(cu, num_slots(), int64_t{plan_.max_batch_size} + 1, sum);
+      sum += static_cast<int32_t>(rule(slot));
+    });
+    Fill(cu, num_slots_, int64_t{plan_.max_batch_size} + 1, sum);
   }
 
   template <class Rule>
   void WritePerSlot(int32_t* array, int32_t idle, Rule rule) {
     if (array == nullptr) return;
-    for (int32_t b = 0; b < num_slots(); ++b) {
-      const Slot slot = SlotAt(b);
-      array[b] = slot.live() ? rule(slot) : idle;
-    }
-    Fill(array, num_slots(), plan_.max_batch_size, idle);
+    EverySlot([&](int32_t b, const Slot& slot) { array[b] = slot.live() ? rule(slot) : idle; });
+    Fill(array, num_slots_, plan_.max_batch_size, idle);
   }
 
   void WriteLengths() {
@@ -87,8 +103,12 @@ class StepWriter {
     WriteCu(out_.i32(FWDMETA_FIELD_ATTN_CU_SEQLENS_K), [](const Slot& slot) { return slot.attn_kv(); });
     WriteCu(out_.i32(FWDMETA_FIELD_CU_SEQLENS_Q_OUTPUT), [](const Slot& slot) { return slot.output_rows(); });
     WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_KV), plan_.pad_seq_len, [](const Slot& slot) { return slot.kv(); });
-    WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_KV_LOCAL), 0,
-                 [this](const Slot& slot) { return LocalKvLength(plan_, slot.kv()); });
+    if (plan_.cp_size == 1) {
+      WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_KV_LOCAL), 0, [](const Slot& slot) { return slot.kv(); });
+    } else {
+      WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_KV_LOCAL), 0,
+                   [this](const Slot& slot) { return LocalKvLength(plan_, slot.kv()); });
+    }
     WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_OUTPUT), 0, [](const Slot& slot) { return slot.output_rows(); });
     int32_t tokens = 0;
     WritePerSlot(out_.i32(FWDMETA_FIELD_LAST_TOKEN_INDEX), -1, [&tokens](const Slot& slot) {
@@ -100,22 +120,37 @@ class StepWriter {
   template <class Rule>
   void WriteMapping(Mapping mapping, Rule tiles_of) {
     const MappingFields& fields = kMappingFields[mapping];
-    int32_t* batch_ids = out_.i32(fields.batch_ids);
-    int32_t* tile_ids = out_.i32(fields.tile_ids);
-    int32_t position = 0;
-    for (int32_t b = 0; b < num_slots() && (batch_ids != nullptr || tile_ids != nullptr); ++b) {
-      const int32_t tiles = static_cast<int32_t>(tiles_of(SlotAt(b)));
-      Fill(batch_ids, position, position + tiles, b);
-      for (int32_t tile = 0; tile < tiles && tile_ids != nullptr; ++tile) tile_ids[position + tile] = tile;
-      position += tiles;
+    int32_t *batch_ids = out_.i32(fields.batch_ids), *tile_ids = out_.i32(fields.tile_ids);
+    const int32_t total = Count(kDecoderNumBlocks + mapping);
+    if (total > 0) {
+      int32_t position = 0;
+      if (batch_ids != nullptr) {
+        EverySlot([&](int32_t b, const Slot& slot) {
+          const int32_t tiles = static_cast<int32_t>(tiles_of(slot));
+          if (tiles == 0) return;
+          FillRun(batch_ids, position, tiles, b);
+          position += tiles;
+        });
+      }
+      position = 0;
+      if (tile_ids != nullptr) {
+        EverySlot([&](int32_t, const Slot& slot) {
+          const int32_t tiles = static_cast<int32_t>(tiles_of(slot));
+          for (int32_t tile = 0; tile < tiles; ++tile) tile_ids[position + tile] = tile;
+          position += tiles;
+        });
+      }
+      WriteCu(out_.i32(fields.cu_tiles), tiles_of);
+    } else {
+      Fill(out_.i32(fields.cu_tiles), 0, int64_t{plan_.max_batch_size} + 1, 0);
     }
-    Fill(batch_ids, Count(kDecoderNumBlocks + mapping), previous_.mapping[mapping], -1);
-    Fill(tile_ids, Count(kDecoderNumBlocks + mapping), previous_.mapping[mapping], -1);
-    WriteCu(out_.i32(fields.cu_tiles), tiles_of);
+    Fill(batch_ids, total, previous_.mapping[mapping], -1);
+    Fill(tile_ids, total, previous_.mapping[mapping], -1);
   }
 
   void WriteMappings() {
-    WriteMapping(kDecoder, [this](const Slot& slot) { return DecoderTiles(plan_, slot, summary_.chunk); });
+    const MlaChunk chunk = summary_.chunk;
+    WriteMapping(kDecoder, [this, chunk](const Slot& slot) { return DecoderTiles(plan_, slot, chunk); });
     WriteMapping(kEncoder, [this](const Slot& slot) { return EncoderTiles(plan_, slot); });
     WriteMapping(kKv, [this](const Slot& slot) { return KvTiles(plan_, slot); });
     WriteMapping(kPreCache, [this](const Slot& slot) { return PreCacheTiles(plan_, slot); });
@@ -124,17 +159,27 @@ class StepWriter {
   void WriteRows() {
     int32_t* slots = out_.i32(FWDMETA_FIELD_BATCH_ID_PER_TOKEN_OUTPUT);
     int32_t* indices = out_.i32(FWDMETA_FIELD_LOGITS_INDICES);
-    int32_t row = 0, token = 0;
-    for (int32_t b = 0; b < num_slots(); ++b) {
-      const Slot slot = SlotAt(b);
-      const int32_t rows = slot.output_rows();
-      Fill(slots, row, row + rows, b);
-      token += slot.this_time;
-      for (int32_t i = 0; i < rows && indices != nullptr; ++i) indices[row + i] = token - rows + i;
-      row += rows;
+    const int32_t total = Count(kNumOutputTokens);
+    if (slots != nullptr) {
+      int32_t row = 0;
+      EverySlot([&](int32_t b, const Slot& slot) {
+        const int32_t rows = slot.output_rows();
+        if (rows == 0) return;
+        FillRun(slots, row, rows, b);
+        row += rows;
+      });
     }
-    Fill(slots, row, previous_.rows, -1);
-    Fill(indices, row, previous_.rows, -1);
+    if (indices != nullptr) {
+      int32_t row = 0, token = 0;
+      EverySlot([&](int32_t, const Slot& slot) {
+        const int32_t rows = slot.output_rows();
+        token += slot.this_time;
+        for (int32_t i = 0; i < rows; ++i) indices[row + i] = token - rows + i;
+        row += rows;
+      });
+    }
+    Fill(slots, total, previous_.rows, -1);
+    Fill(indices, total, previous_.rows, -1);
   }
 
   void WriteTokens(Invalid* invalid) {
@@ -145,27 +190,27 @@ class StepWriter {
     int64_t* ids = out_.i64(FWDMETA_FIELD_IDS_REMOVE_PADDING);
     const int64_t total = Count(kNumTokens), end = std::max(Count(kNumTokens), previous_.tokens);
     const bool has_ids = ids != nullptr && (in_.input_ids.data != nullptr || in_.draft_tokens.data != nullptr);
-    int64_t token = 0;
-    for (int32_t b = 0; b < num_slots(); ++b) {
-      const Slot slot = SlotAt(b);
-      const int64_t next = token + slot.this_time;
-      Fill(batch_ids, token, next, b);
-      Fill<int32_t>(mask, token, next, slot.prefill());
-      if (positions != nullptr) {
-        for (int64_t i = 0; i < slot.this_time; ++i) positions[token + i] = slot.decoder + i;
-      }
-      for (int32_t group = 0; group < plan_.num_groups; ++group) {
-        if (out_.slot_mapping[group] != nullptr && in_.tables[group].data != nullptr) {
-          WriteSlots(group, b, slot, out_.slot_mapping[group] + token, invalid);
-        }
-      }
-      if (has_ids) WriteIds(b, slot, ids + token, invalid);
-      token = next;
+    if (batch_ids != nullptr) {
+      EveryRun([&](int64_t token, int32_t b, const Slot& slot) { FillRun(batch_ids, token, slot.this_time, b); });
     }
+    if (mask != nullptr && kGeneral) {
+      EveryRun([&](int64_t token, int32_t, const Slot& slot) {
+        FillRun<int32_t>(mask, token, slot.this_time, slot.prefill());
+      });
+    }
+    if (positions != nullptr) {
+      EveryRun([&](int64_t token, int32_t, const Slot& slot) {
+        for (int64_t i = 0; i < slot.this_time; ++i) positions[token + i] = slot.decoder + i;
+      });
+    }
+    for (int32_t group = 0; group < plan_.num_groups; ++group) {
+      if (out_.slot_mapping[group] != nullptr && in_.tables[group].data != nullptr) WriteSlots(group, invalid);
+    }
+    if (has_ids) WriteIds(ids, invalid);
     Fill<uint8_t>(is_padding, 0, total, 0);
     Fill<uint8_t>(is_padding, total, end, 1);
     Fill(batch_ids, total, end, -1);
-    Fill(mask, total, end, 0);
+    Fill(mask, kGeneral ? total : 0, end, 0);
     Fill<int64_t>(positions, total, end, 0);
     for (int32_t group = 0; group < plan_.num_groups; ++group) {
       Fill<int64_t>(out_.slot_mapping[group], in_.tables[group].data != nullptr ? total : 0, end, -1);
@@ -173,35 +218,62 @@ class StepWriter {
     Fill<int64_t>(ids, has_ids ? total : 0, end, plan_.pad_token_id);
   }
 
-  void WriteSlots(int32_t index, int32_t b, const Slot& slot, int64_t* out, Invalid* invalid) {
-    const PlanGroup& group = plan_.groups[index];
-    const Rows<int32_t>& table = in_.tables[index];
-    if (group.ranks > 1 || group.pages_per_block > 1) {
-      for (int32_t i = 0; i < slot.this_time; ++i) {
-        bool bad;
-        out[i] = SlotOfPosition(group, table, b, static_cast<uint32_t>(slot.decoder) + i, &bad);
-        invalid->slots += bad;
-      }
-      return;
-    }
-    // Page by page: the table is read once for each.
-    for (int64_t i = 0; i < slot.this_time;) {
-      bool bad;
-      const uint32_t position = static_cast<uint32_t>(slot.decoder + i);
-      const int64_t first = SlotOfPosition(group, table, b, position, &bad);
-      const int64_t in_page = group.page.divisor - group.page.Remainder(position);
-      const int64_t end = std::min<int64_t>(i + in_page, slot.this_time);
-      if (bad) invalid->slots += end - i;
-      for (int64_t begin = i; i < end; ++i) out[i] = bad ? -1 : first + (i - begin);
-    }
+  // Calls visit(first token, b, slot) for every live slot.
+  template <class Visit>
+  FWDMETA_ALWAYS_INLINE void EveryRun(Visit visit) const {
+    int64_t token = 0;
+    EverySlot([&](int32_t b, const Slot& slot) {
+      if (slot.this_time == 0) return;
+      visit(token, b, slot);
+      token += slot.this_time;
+    });
   }
 
-  void WriteIds(int32_t b, const Slot& slot, int64_t* out, Invalid* invalid) {
-    for (int32_t i = 0; i < slot.this_time; ++i) {
-      bool bad;
-      out[i] = IdOfToken(in_, plan_.pad_token_id, b, slot.prefill(), i, &bad);
-      invalid->ids += bad;
+  void WriteSlots(int32_t index, Invalid* invalid) {
+    const PlanGroup group = plan_.groups[index];
+    const Rows<int32_t> table = in_.tables[index];
+    int64_t* out = out_.slot_mapping[index];
+    uint64_t num_bad = 0;
+    if (group.ranks > 1 || group.pages_per_block > 1) {
+      EveryRun([&](int64_t token, int32_t b, const Slot& slot) {
+        for (int32_t i = 0; i < slot.this_time; ++i) {
+          bool bad;
+          out[token + i] = SlotOfPosition(group, table, b, static_cast<uint32_t>(slot.decoder) + i, &bad);
+          num_bad += bad;
+        }
+      });
+    } else {
+      // Page by page: the table is read once for each.
+      EveryRun([&](int64_t token, int32_t b, const Slot& slot) {
+        for (int64_t i = 0; i < slot.this_time;) {
+          const uint32_t position = static_cast<uint32_t>(slot.decoder + i);
+          const uint32_t column = group.page.Quotient(position), offset = position - column * group.page.divisor;
+          const int32_t page = table.Contains(b, column) ? table.At(b, column) : -1;
+          const bool bad = page < 0;
+          const int64_t first = bad ? -1 : static_cast<int64_t>(page) * group.page.divisor + offset;
+          const int64_t end = std::min<int64_t>(i + group.page.divisor - offset, slot.this_time);
+          if (bad) num_bad += end - i;
+          const int64_t step = bad ? 0 : 1;
+          out[token + i] = first;
+          for (int64_t begin = i++; i < end; ++i) out[token + i] = first + (i - begin) * step;
+        }
+      });
     }
+    invalid->slots += num_bad;
+  }
+
+  void WriteIds(int64_t* ids, Invalid* invalid) {
+    const Inputs in = in_;
+    const int32_t pad = plan_.pad_token_id;
+    uint64_t num_bad = 0;
+    EveryRun([&](int64_t token, int32_t b, const Slot& slot) {
+      for (int32_t i = 0; i < slot.this_time; ++i) {
+        bool bad;
+        ids[token + i] = IdOfToken(in, pad, b, slot.prefill(), i, &bad);
+        num_bad += bad;
+      }
+    });
+    invalid->ids += num_bad;
   }
 
   const Plan& plan_;
@@ -209,7 +281,7 @@ class StepWriter {
   const Summary& summary_;
   const Outputs& out_;
   const Extents previous_;
-  bool good_;
+  int32_t num_slots_;  // none in an error step
 };
 
 class HostBackend final : public Backend {
@@ -262,7 +334,12 @@ class HostBackend final : public Backend {
       Summarize(plan_, request.inputs, &summary);
     }
     Invalid invalid;
-    StepWriter(plan_, request.inputs, summary, out, &extents_[request.generation]).Write(&invalid);
+    Extents* extents = &extents_[request.generation];
+    if (summary.block.counts[kNumPrefill] > 0 || request.inputs.offsets != nullptr) {
+      StepWriter<true>(plan_, request.inputs, summary, out, extents).Write(&invalid);
+    } else {
+      StepWriter<false>(plan_, request.inputs, summary, out, extents).Write(&invalid);
+    }
     CountsBlock& block = summary.block;
     const uint32_t bad_slots = SaturateCount(invalid.slots), bad_ids = SaturateCount(invalid.ids);
     const bool good = block.counts[kError] == 0;
