@@ -68,6 +68,9 @@ class Backend {
   // Makes the graph under capture hold `owner` for as long as it, or anything instantiated from it, lives.
   virtual Status HoldByCapture(fwdmeta_stream_t stream, std::shared_ptr<void> owner) = 0;
 
+  // Fails once the device has: what is in flight will then never be done.
+  virtual Status CheckDevice() = 0;
+
   virtual Status Build(const BuildRequest& request) = 0;
   // Captured where the stream is.
   virtual Status Cut(const CutRequest& request) = 0;

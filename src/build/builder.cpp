@@ -278,7 +278,15 @@ Status Builder::ReleaseEntry(int64_t step, fwdmeta_build_flags_t flags) {
   }
   host_waits_.fetch_add(1, std::memory_order_relaxed);
   CountHostWait();
-  return Poll(-1, "step", previous, released);
+  // A device that has failed never releases it. Asking costs more than a look at the entry.
+  constexpr int64_t kLooksPerQuestion = 4096;
+  int64_t looks = 0;
+  return Poll(-1, "step", previous, [&](Status* answer) {
+    if (released(answer)) return true;
+    if (++looks % kLooksPerQuestion != 0) return false;
+    *answer = backend_->CheckDevice();
+    return *answer != FWDMETA_OK;
+  });
 }
 
 std::shared_ptr<Meta> Builder::FreeMeta() {

@@ -140,6 +140,15 @@ class CudaBackend final : public Reapable {
     return CudaFail(retained, "cudaGraphRetainUserObject");
   }
 
+  Status CheckDevice() override {
+    ContextGuard guard(context_);
+    const cudaError_t error = cudaStreamQuery(private_stream_);
+    if (error == cudaSuccess) return FWDMETA_OK;
+    if (error != cudaErrorNotReady) return CudaFail(error, "a staging entry will not come free");
+    cudaGetLastError();
+    return FWDMETA_OK;
+  }
+
   Status Build(const BuildRequest& request) override {
     ContextGuard guard(context_);
     const cudaStream_t stream = static_cast<cudaStream_t>(request.stream);

@@ -325,6 +325,8 @@ class HostBackend final : public Backend {
   }
   Status HoldByCapture(fwdmeta_stream_t, std::shared_ptr<void>) override { return FWDMETA_OK; }
 
+  Status CheckDevice() override { return FWDMETA_OK; }
+
   Status Build(const BuildRequest& request) override {
     const Outputs& out = outputs_[request.generation];
     Summary summary;
