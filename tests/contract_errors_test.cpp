@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-#include "harness.h"
+#include "error_bits.h"
 
 #if FWDMETA_TEST_CUDA
 #include <cuda_runtime_api.h>
@@ -141,6 +141,67 @@ TEST_P(Errors, EveryRowByDeviceAndHostLengths) {
     // And the next good step is right.
     ASSERT_TRUE(builder.Run(good, FWDMETA_MEMORY_DEVICE));
     ASSERT_TRUE(builder.Run(good, FWDMETA_MEMORY_HOST));
+  }
+}
+
+// Each bit alone and with any others, by both kinds of lengths; the good step after it is right.
+TEST_P(Errors, EveryBitAloneAndTogether) {
+  const reference::Batch good = MakeBatch({{0, 5, 1}});
+  for (const int32_t kv : {0, static_cast<int32_t>(FWDMETA_ERROR_NUM_KV_TOKENS)}) {
+    const reference::Config config = ErrorBitsConfig(kv);
+    Builder builder(backend(), config);
+    ASSERT_TRUE(builder.Run(good));
+    for (int32_t bits = 1; bits <= kAllErrors; ++bits) {
+      if ((bits & FWDMETA_ERROR_NUM_KV_TOKENS) != kv) continue;
+      const reference::Batch bad = BatchWithErrors(bits);
+      ASSERT_EQ(bits, reference::Build(config, bad).counts.error) << "of the model";
+      ASSERT_TRUE(builder.Run(bad, FWDMETA_MEMORY_DEVICE)) << bits;
+      ASSERT_EQ(bits, builder.Read(FWDMETA_FIELD_COUNTS)[16]) << "of the arrays";
+      if (bits % 3 == 0) {
+        ASSERT_TRUE(builder.Run(bad, FWDMETA_MEMORY_DEVICE)) << bits << " after itself";
+      }
+      ASSERT_TRUE(builder.Run(good, bits % 2 == 0 ? FWDMETA_MEMORY_HOST : FWDMETA_MEMORY_DEVICE)) << bits;
+      ASSERT_TRUE(builder.Run(bad, FWDMETA_MEMORY_HOST)) << bits;  // refused: the good step's arrays are as they were
+    }
+  }
+}
+
+// Warnings leave the step valid, alone and together.
+TEST_P(Errors, EveryWarningAloneAndTogether) {
+  reference::Config config = SmallConfig();
+  Builder builder(backend(), config);
+  Buffer lengths(backend(), 4 * sizeof(int32_t));
+  auto* device = static_cast<int32_t*>(lengths.data());
+  for (int32_t bits = 0; bits < 8; ++bits) {
+    if ((bits & FWDMETA_WARNING_REJECTED_CLAMPED) != 0) {
+      const int32_t values[] = {0, 5, 1, 7};  // E, D, N, and more rejected than there are
+      Upload(backend(), device, values, sizeof values);
+      fwdmeta_advance_args_t args = FWDMETA_ADVANCE_ARGS_INITIALIZER;
+      args.batch_size = 1;
+      args.seq_lens_encoder = device;
+      args.seq_lens_decoder = device + 1;
+      args.seq_lens_this_time = device + 2;
+      args.num_rejected = device + 3;
+      ASSERT_OK(fwdmeta_advance(builder.handle(), &args));
+      Synchronize(backend());
+      // An error step does not use the warning up.
+      fwdmeta_counts_t counts = FWDMETA_COUNTS_INITIALIZER;
+      ASSERT_OK(builder.Build(MakeBatch({{0, 5, -1}})));
+      EXPECT_STATUS(FWDMETA_INVALID_BATCH, fwdmeta_meta_wait(builder.meta(), FWDMETA_WAIT_FINAL, -1, &counts));
+      EXPECT_EQ(0, counts.warnings);
+    }
+    reference::Batch batch = MakeBatch({{0, 5, 2}});
+    const int32_t page = (bits & FWDMETA_WARNING_INVALID_SLOTS) != 0 ? -1 : 3;
+    batch.block_tables = {reference::Rows<int32_t>::Of({{page}})};
+    batch.input_ids = reference::Rows<int64_t>::Of({{7, 8}});
+    if ((bits & FWDMETA_WARNING_INVALID_IDS) != 0) batch.input_ids.lengths = {1};
+    reference::Result want = reference::Build(config, batch);
+    want.counts.warnings |= bits & FWDMETA_WARNING_REJECTED_CLAMPED;
+    want.fields[FWDMETA_FIELD_COUNTS][15] = want.counts.warnings;
+    ASSERT_EQ(bits, want.counts.warnings);
+    ASSERT_OK(builder.Build(batch, bits % 2 == 0 ? FWDMETA_MEMORY_HOST : FWDMETA_MEMORY_DEVICE));
+    ASSERT_TRUE(builder.Expect(want)) << bits;
+    ASSERT_TRUE(builder.Run(MakeBatch({{0, 5, 1}}))) << "the next step has none, after " << bits;
   }
 }
 

@@ -16,6 +16,7 @@ TEST(Graphs, NeedTheCudaBackend) { FWDMETA_SKIP_WITHOUT(FWDMETA_BACKEND_CUDA); }
 #include <cstring>
 #include <thread>
 
+#include "error_bits.h"
 #include "random_batch.h"
 #include "slicer_harness.h"
 
@@ -281,6 +282,36 @@ TEST_F(Graphs, ReplaysFollowLengths) {
     for (reference::Batch* batch : {&full, &longer, &fewer, &idle, &drafts, &bad, &full, &bad, &idle, &prompts, &fewer,
                                     &bad, &bad, &drafts, &full}) {
       ASSERT_TRUE(captured.Replay(*batch, ++ordinal)) << slots << " slots";
+    }
+  }
+}
+
+// Each error bit alone and with any others, in replays; the good replay after it is right, and so is an eager step.
+TEST_F(Graphs, EveryErrorBitReplayed) {
+  for (const int32_t kv : {0, static_cast<int32_t>(FWDMETA_ERROR_NUM_KV_TOKENS)}) {
+    for (const int32_t padded : {0, static_cast<int32_t>(FWDMETA_ERROR_PADDED_TOKENS)}) {
+      reference::Config config = ErrorBitsConfig(kv);
+      config.generations = 2;
+      Builder builder(kCuda, config);
+      reference::Batch good = BatchWithErrors(padded);  // T is captured
+      for (size_t b = 1; b < good.this_time.size(); ++b) good.this_time[b] = 0;
+      good.this_time[0] = 1;
+      Captured captured(builder, good);
+      ASSERT_FALSE(HasFailure());
+      int64_t ordinal = 0;
+      for (int32_t bits = 1; bits <= kAllErrors; ++bits) {
+        if ((bits & FWDMETA_ERROR_NUM_KV_TOKENS) != kv || (bits & FWDMETA_ERROR_PADDED_TOKENS) != padded) continue;
+        const reference::Batch bad = BatchWithErrors(bits);
+        ASSERT_EQ(bits, reference::Build(config, bad).counts.error) << "of the model";
+        ASSERT_TRUE(captured.Replay(bad, ++ordinal)) << bits;
+        if (bits % 3 == 0) {
+          ASSERT_TRUE(captured.Replay(bad, ++ordinal)) << bits << " after itself";
+        }
+        if (bits % 5 == 0) {
+          ASSERT_TRUE(builder.Run(good, FWDMETA_MEMORY_HOST, 1)) << bits;
+        }
+        ASSERT_TRUE(captured.Replay(good, ++ordinal)) << bits;
+      }
     }
   }
 }
