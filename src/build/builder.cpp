@@ -448,9 +448,12 @@ Status Builder::WaitStep(int64_t step, fwdmeta_wait_flags_t flags, int64_t timeo
       *status = expired();
       return true;
     }
-    if (CopyEntry(entry, (flags & FWDMETA_WAIT_FINAL) != 0, &copy) != step) return false;
-    if (!staged && !ViewArrived(entry, copy.block)) return false;
-    *status = Expired(step) ? expired() : Deliver(copy, step, out);
+    const bool there = CopyEntry(entry, (flags & FWDMETA_WAIT_FINAL) != 0, &copy) == step &&
+                       (staged || ViewArrived(entry, copy.block));
+    // An entry that is not there may be one that was, and is being overwritten: asked again, or it would seem to come.
+    const bool gone = Expired(step);
+    if (!there && !gone) return false;
+    *status = gone ? expired() : Deliver(copy, step, out);
     return true;
   });
 }

@@ -111,7 +111,7 @@ inline int64_t LoadCounts(const MirrorEntry& entry, CountsBlock* out) {
 inline void StoreView(const CountsBlock& block, CountsBlock* view) {
   const int32_t* words = reinterpret_cast<const int32_t*>(&block);
   int32_t* to = reinterpret_cast<int32_t*>(view);
-  for (int32_t i = 0; i < kCountsWords; ++i) __atomic_store_n(to + i, words[i], __ATOMIC_RELAXED);
+  for (int32_t i = 0; i < kCountsWords; ++i) __atomic_store_n(to + i, words[i], __ATOMIC_RELEASE);
 }
 inline void StoreInvalid(const InvalidWords& words, MirrorEntry* entry) {
   __atomic_store_n(&entry->invalid.slots, words.slots, __ATOMIC_RELEASE);
