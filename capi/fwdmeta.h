@@ -21,10 +21,11 @@
  *          Nothing throws, aborts or exits, and nothing but the log prints.
  * HANDLES  are values (index, generation, type), never pointers. Null (0), freed, foreign and wrong-type handles give
  *          FWDMETA_INVALID_HANDLE. Destroying 0 is FWDMETA_OK and does nothing.
- * STRUCTS  Input and output structs begin with `struct_size`, which the INITIALIZER macros set. A shorter struct of an
- *          older caller is completed with defaults; a longer one is accepted while its unknown tail is all zero; 0 is
- *          refused. Of output structs only the first min(caller, library) bytes are written. Fields are only ever
- *          appended. Structs without `struct_size` are parts of others or arguments of kernels, and are frozen.
+ * STRUCTS  Input and output structs begin with `struct_size`, which the INITIALIZER macros set. A shorter input struct
+ *          of an older caller is completed with defaults; a longer one is accepted while its unknown tail is all zero.
+ *          Of output structs only the first min(caller, library) bytes are written. A size of 0 is refused. Fields are
+ *          only ever appended. Structs without `struct_size` are parts of others or arguments of kernels,
+ *          and are frozen.
  * THREADS  One thread at a time may issue builds, advances, resets, captures and reader calls of one builder; different
  *          builders are independent. All other calls may come from any thread at any time.
  * STREAMS  `fwdmeta_stream_t` is a cudaStream_t; null is CUDA's default stream. Builds and replays of one builder are
@@ -46,8 +47,8 @@ extern "C" {
 #endif
 
 /* The version of this header. The library's own is fwdmeta_version(). */
-#define FWDMETA_VERSION_MAJOR 0
-#define FWDMETA_VERSION_MINOR 1
+#define FWDMETA_VERSION_MAJOR 1
+#define FWDMETA_VERSION_MINOR 0
 #define FWDMETA_VERSION_PATCH 0
 /* major * 10000 + minor * 100 + patch, the form that fwdmeta_version() returns. */
 #define FWDMETA_VERSION (FWDMETA_VERSION_MAJOR * 10000 + FWDMETA_VERSION_MINOR * 100 + FWDMETA_VERSION_PATCH)
@@ -179,7 +180,8 @@ typedef struct fwdmeta_allocator {
  * positions and rows are counts, sizes are bytes. Numbers are checked by fwdmeta_get_capacities and at creation. */
 typedef struct fwdmeta_config {
   uint64_t struct_size;
-  int32_t api_version;       /* FWDMETA_VERSION of the header that the caller was compiled with */
+  int32_t api_version;       /* FWDMETA_VERSION of the header that the caller was compiled with; of another major
+                              * version INVALID_ARGUMENT */
   fwdmeta_backend_t backend; /* AUTO */
   int64_t device;            /* CUDA ordinal; FWDMETA_DEFAULT: the calling thread's current device */
   int64_t max_batch_size;    /* required, >= 1; at most 131072 on the CUDA backend (UNSUPPORTED) */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 int main(void) {
-  void *library = dlopen("libfwdmeta.so.0", RTLD_NOW | RTLD_LOCAL);
+  void *library = dlopen("libfwdmeta.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     fprintf(stderr, "%s\n", dlerror());
     return 1;

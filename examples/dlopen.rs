@@ -15,7 +15,7 @@ const RTLD_NOW: c_int = 2;
 const RTLD_LOCAL: c_int = 0;
 
 // Of the fwdmeta.h that these declarations were written from.
-const VERSION: (i32, i32, i32) = (0, 1, 0);
+const VERSION: (i32, i32, i32) = (1, 0, 0);
 const INVALID_BATCH: i32 = 3;
 type VersionFunction = unsafe extern "C" fn() -> i32;
 type StatusNameFunction = unsafe extern "C" fn(i32) -> *const c_char;
@@ -37,7 +37,7 @@ fn found(pointer: *mut c_void) -> *mut c_void {
 fn main() {
     let same_major = unsafe {
         let library = found(dlopen(
-            b"libfwdmeta.so.0\0".as_ptr().cast(),
+            b"libfwdmeta.so.1\0".as_ptr().cast(),
             RTLD_NOW | RTLD_LOCAL,
         ));
         let version: VersionFunction =

@@ -54,7 +54,7 @@ if [ "$printed" != "$expected" ]; then
 fi
 # With a file that is no library the program says so and fails.
 mkdir broken
-: >broken/libfwdmeta.so.0
+: >broken/libfwdmeta.so.1
 if LD_LIBRARY_PATH=broken "${run[@]}"; then
   echo "FAILED: it ran without the library" >&2
   exit 1

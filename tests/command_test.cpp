@@ -31,7 +31,7 @@ Json small_batch() {
 TEST(Command, PrintsItsVersion) {
   const Outcome outcome = fwdmeta("--version");
   EXPECT_EQ(outcome.status, 0);
-  EXPECT_EQ(outcome.out, "fwdmeta 0.1.0\n");
+  EXPECT_EQ(outcome.out, "fwdmeta 1.0.0\n");
 }
 
 constexpr const char* kSubcommands[] = {"inspect", "replay", "graphs", "ranks", "slices"};

@@ -450,7 +450,7 @@ TEST_F(Loading, StatedPathBeforeTheVariable) {
 class Copy {
  public:
   explicit Copy(const std::filesystem::path& folder) {
-    const std::filesystem::path path = folder / "libfwdmeta.so.0";
+    const std::filesystem::path path = folder / "libfwdmeta.so.1";
     std::filesystem::copy(FWDMETA_LIBRARY, path);
     file_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     EXPECT_NE(nullptr, file_) << dlerror();

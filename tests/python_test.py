@@ -2,7 +2,7 @@
 """examples/python/fwdmeta.py over the library: its structs and numbers against the header, the vectors of tests/data in
 every array, DLPack capsules with takers that behave and that do not, NumPy where it is, and errors.
 
-    FWDMETA_LIBRARY=build/src/libfwdmeta.so.0 tests/python_test.py [TEST...]
+    FWDMETA_LIBRARY=build/src/libfwdmeta.so.1 tests/python_test.py [TEST...]
 
 Exits with 77 where every test was skipped; each says why.
 """
@@ -239,7 +239,7 @@ class Steps(unittest.TestCase):
         self.assertIn("INVALID_ARGUMENT: max_batch_size is 0", str(caught.exception))
         self.assertRaises(TypeError, fwdmeta.Config, max_batch=3)
         self.assertRaises(OverflowError, fwdmeta.Config, max_batch_size=2**64)
-        self.assertRaises(OSError, fwdmeta.Library, "/nonexistent/libfwdmeta.so.0")
+        self.assertRaises(OSError, fwdmeta.Library, "/nonexistent/libfwdmeta.so.1")
         bad = [0], [-5], [1]
         with small_builder() as builder:
             with self.assertRaises(fwdmeta.Error) as caught:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that NumPy, torch and CuPy take the library's arrays by DLPack without a copy, from host and device.
 
-    python3 examples/python/check_interop.py --library build/src/libfwdmeta.so.0
+    python3 examples/python/check_interop.py --library build/src/libfwdmeta.so.1
 
 One line a check: ok, FAILED or skipped, with the reason. Exits with 1 where one failed, or where what --require names
 (numpy, torch, cupy, cuda; separated by commas) is missing.
@@ -351,7 +351,7 @@ def check_cuda(checks: Checks, takers: Dict[str, Taker], values: Dict[Any, List[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", help="libfwdmeta.so.0; else FWDMETA_LIBRARY, else by the loader")
+    parser.add_argument("--library", help="libfwdmeta.so.1; else FWDMETA_LIBRARY, else by the loader")
     parser.add_argument("--require", default="", help="what may not be missing, separated by commas")
     args = parser.parse_args()
     library = fwdmeta.load(args.library)

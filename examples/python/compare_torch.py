@@ -2,7 +2,7 @@
 """Compares a step's metadata with the eager PyTorch way: the cumsum, repeat_interleave and gather that an engine writes
 by hand. The values have to be the same; the times stand side by side.
 
-    python3 examples/python/compare_torch.py --library build/src/libfwdmeta.so.0 [--device cpu]
+    python3 examples/python/compare_torch.py --library build/src/libfwdmeta.so.1 [--device cpu]
 
 Both are timed from Python, with all that Python costs. "call" is until the last call has returned, "done" until the
 device has finished too. On CUDA the eager way waits in between for numbers that shapes depend on; the library does not.
@@ -146,7 +146,7 @@ def differences(meta: fwdmeta.ForwardMeta, want: Dict[str, torch.Tensor]) -> Lis
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", help="libfwdmeta.so.0; else FWDMETA_LIBRARY, else by the loader")
+    parser.add_argument("--library", help="libfwdmeta.so.1; else FWDMETA_LIBRARY, else by the loader")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=200, help="steps that a median is of")
     parser.add_argument("--seed", type=int, default=7)

@@ -13,7 +13,7 @@ The rules on ownership, streams, threads and capture are those of fwdmeta.h; nam
 call that does not return FWDMETA_OK raises Error, with the status and the library's message.
 
 The library is looked for where load() or Library() is told, else where the environment's FWDMETA_LIBRARY says, else as
-libfwdmeta.so.0 by the loader.
+libfwdmeta.so.1 by the loader.
 
 Arrays. meta["name"] is an Array: a description that holds no memory. Its __dlpack__ makes a DLPack tensor, which holds
 the builder's memory until whoever took it lets go, even when meta and builder are closed. The memory, not the content:
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 DEFAULT = -(2**63)  # FWDMETA_DEFAULT
-API_VERSION = 100  # FWDMETA_VERSION of the header that the structs below are of
+API_VERSION = 10000  # FWDMETA_VERSION of the header that the structs below are of
 MAX_CACHE_GROUPS = 8
 MAX_DIMS = 8
 ALL_LAYERS = -1
@@ -593,7 +593,7 @@ class Library:
     """The loaded library. OSError where it cannot be loaded, ImportError where it is of another major version."""
 
     def __init__(self, path: Optional[str] = None) -> None:
-        self.path = path or os.environ.get("FWDMETA_LIBRARY") or "libfwdmeta.so.0"
+        self.path = path or os.environ.get("FWDMETA_LIBRARY") or "libfwdmeta.so.1"
         self._dll = ctypes.CDLL(self.path)
         for name, (result, arguments) in {**{n: (_i32, a) for n, a in _CALLS.items()}, **_OTHERS}.items():
             function = getattr(self._dll, "fwdmeta_" + name)

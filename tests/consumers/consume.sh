@@ -58,7 +58,7 @@ with_pkg_config() {
   need pkg-config
   local -x PKG_CONFIG_PATH=$1/pkgconfig
   local flags libdir
-  pkg-config --exists --print-errors 'fwdmeta >= 0.1'
+  pkg-config --exists --print-errors 'fwdmeta >= 1.0'
   read -ra flags <<<"$(pkg-config --cflags --libs fwdmeta)"
   libdir=$(pkg-config --variable=libdir fwdmeta)
   expect "pkg-config's folder of the library" "$(realpath "$1")" "$(realpath "$libdir")"
