@@ -43,12 +43,14 @@ class Async : public ::testing::Test {
   cudaStream_t build_ = nullptr, read_ = nullptr;
 };
 
-// Every array of a step, copied in a stream.
+// Every array of a step, copied in a stream. The memory is there from the start: to pin some takes longer than a stream
+// is held.
 class Copies {
  public:
-  ~Copies() {
-    for (void* copy : copies_) cudaFreeHost(copy);
-  }
+  Copies() { EXPECT_EQ(cudaSuccess, cudaMallocHost(reinterpret_cast<void**>(&memory_), kBytes)); }
+  ~Copies() { cudaFreeHost(memory_); }
+  Copies(const Copies&) = delete;
+  Copies& operator=(const Copies&) = delete;
 
   void Take(fwdmeta_meta_t meta, const reference::Config& config, cudaStream_t stream) {
     for (int field = 0; field < FWDMETA_FIELD_COUNT; ++field) {
@@ -59,11 +61,10 @@ class Copies {
         if (status == FWDMETA_NOT_FOUND) continue;
         ASSERT_OK(status);
         const size_t bytes = static_cast<size_t>(tensor.shape[0]) * tensor.dtype_bits / 8;
-        void* copy = nullptr;
-        CUDA_OK(cudaMallocHost(&copy, bytes + 1));
-        copies_.push_back(copy);
-        CUDA_OK(cudaMemcpyAsync(copy, tensor.data, bytes, cudaMemcpyDefault, stream));
-        tensors_.push_back({field, group, tensor});
+        ASSERT_LE(used_ + bytes, kBytes);
+        CUDA_OK(cudaMemcpyAsync(memory_ + used_, tensor.data, bytes, cudaMemcpyDefault, stream));
+        tensors_.push_back({field, group, tensor, memory_ + used_});
+        used_ += (bytes + 15) / 16 * 16;
       }
     }
   }
@@ -71,15 +72,15 @@ class Copies {
   // Once the stream is done.
   void Expect(const reference::Config& config, const reference::Result& want, int64_t step) const {
     const auto groups = static_cast<int64_t>(config.groups.size());
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const Tensor& t = tensors_[i];
+    EXPECT_FALSE(tensors_.empty());
+    for (const Tensor& t : tensors_) {
       std::vector<int64_t> all = want.fields[t.field];
       if (t.field == FWDMETA_FIELD_SLOT_MAPPING) {
         const auto size = static_cast<int64_t>(all.size()) / groups;
         all = std::vector<int64_t>(all.begin() + t.group * size, all.begin() + (t.group + 1) * size);
       }
       if (t.field == FWDMETA_FIELD_COUNTS_I64) all[2] = step;
-      EXPECT_EQ(all, Values(copies_[i], t.tensor)) << fwdmeta_field_name(t.field) << " of step " << step;
+      EXPECT_EQ(all, Values(t.copy, t.tensor)) << fwdmeta_field_name(t.field) << " of step " << step;
     }
   }
 
@@ -88,8 +89,11 @@ class Copies {
     int field;
     int32_t group;
     fwdmeta_tensor_t tensor;
+    const char* copy;
   };
-  std::vector<void*> copies_;
+  static constexpr size_t kBytes = 1 << 20;
+  char* memory_ = nullptr;
+  size_t used_ = 0;
   std::vector<Tensor> tensors_;
 };
 
@@ -231,15 +235,15 @@ TEST_F(Async, TheNextBuildOfASetWaitsForItsReader) {
       batches.push_back(inputs.back()->Put(source, FWDMETA_MEMORY_DEVICE));
       batches.back().stream = build_;
     }
+    cudaEvent_t others = nullptr;
+    CUDA_OK(cudaEventCreateWithFlags(&others, cudaEventDisableTiming));
     fwdmeta_meta_t read = 0;
     ASSERT_OK(fwdmeta_build(builder.handle(), &batches[0], &read, nullptr));
     ASSERT_OK(fwdmeta_meta_reader_begin(read, read_));
-    Block(read_);
     Copies seen;
+    Block(read_);
     seen.Take(read, config, read_);
     ASSERT_OK(fwdmeta_meta_reader_end(read, read_));
-    cudaEvent_t others = nullptr;
-    CUDA_OK(cudaEventCreateWithFlags(&others, cudaEventDisableTiming));
     for (int64_t i = 1; i < generations; ++i) {
       ASSERT_OK(fwdmeta_build(builder.handle(), &batches[static_cast<size_t>(i)], nullptr, nullptr));
     }
