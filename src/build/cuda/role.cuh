@@ -75,6 +75,11 @@ class RoleBlock {
     }
   }
 
+  // Of numbers without a sign: no flag. But what is put in shared memory before the barrier then depends on the set's
+  // state. A load that nothing has waited for can still be under way behind the barrier, and would get what the last
+  // block of the role puts in its place.
+  static __device__ uint32_t Arrived(uint32_t previous) { return previous >> 31; }
+
   // After a barrier that follows the reads of the set's state: true in one thread of the last block of the role.
   __device__ bool LastToRead() {
     if (threadIdx.x != 0) return false;

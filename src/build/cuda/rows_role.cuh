@@ -25,6 +25,7 @@ class RowsRole : RoleBlock<kItems, kChunked> {
     for (int i = 0; i < kItems; ++i) {
       if (block_.slot[i].output_rows() > static_cast<int32_t>(kOwnerEntries)) flags = kFirstFlag;
     }
+    flags |= this->Arrived(previous);
     block_.PutVerdict(flags);
     const uint32_t tokens_to = block_.PutScan(kScanRow, tokens);
     const uint32_t rows_to = block_.PutScan(kScanRow + 1, rows);

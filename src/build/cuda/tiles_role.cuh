@@ -33,6 +33,7 @@ class TilesRole : RoleBlock<kItems, kChunked> {
         if (tiles[m][i] > kOwnerEntries) flags |= kFirstFlag << m;
       }
     }
+    flags |= this->Arrived(previous[0] | previous[1]);
     block_.PutVerdict(flags);
     block_.PutTokens();
     to[0] = kFirst == kDecoder ? block_.PutScan(kScanRow, sum[0]) : block_.PutSparseScan(kScanRow, sum[0]);
