@@ -24,8 +24,8 @@
  * STRUCTS  Input and output structs begin with `struct_size`, which the INITIALIZER macros set. A shorter input struct
  *          of an older caller is completed with defaults; a longer one is accepted while its unknown tail is all zero.
  *          Of output structs only the first min(caller, library) bytes are written. A size of 0 is refused. Fields are
- *          only ever appended. Structs without `struct_size` are parts of others or arguments of kernels,
- *          and are frozen.
+ *          only ever appended. Structs without `struct_size` are parts of others or arguments of kernels, and are
+ *          frozen.
  * THREADS  One thread at a time may issue builds, advances, resets, captures and reader calls of one builder; different
  *          builders are independent. All other calls may come from any thread at any time.
  * STREAMS  `fwdmeta_stream_t` is a cudaStream_t; null is CUDA's default stream. Builds and replays of one builder are

@@ -23,42 +23,47 @@ Slot ReadSlot(const Plan& plan, const Inputs& in, int32_t b, int32_t* errors) {
   return SlotOfSlice(in, b, MakeSlot(in.encoder[b], in.decoder[b], in.this_time[b], *errors));
 }
 
-Totals SumSlotBySlot(const Plan& plan, const Inputs& in, const MlaChunk& chunk, bool search) {
-  Totals t;
+// What a prefill adds to what every live slot does. Of all tokens, each is a row and attends to itself, unless a prefill
+// says otherwise.
+void AddPrefill(const Plan& plan, const Slot& slot, Totals* t) {
+  ++t->prefill;
+  t->attn_kv_tokens += slot.decoder;
+  t->output_tokens += slot.output_rows() - slot.this_time;
+  t->max_encoder = std::max(t->max_encoder, slot.this_time);
+  t->tiles[kEncoder] += EncoderTiles(plan, slot);
+  t->tiles[kKv] += KvTiles(plan, slot);
+  t->tiles[kPreCache] += PreCacheTiles(plan, slot);
+}
+
+// `t` is of no slot yet, here and in SumBlocks; the sums of tokens that the two have in common are added by Sum.
+void SumSlotBySlot(const Plan& plan, const Inputs& in, const MlaChunk& chunk, bool search, Totals* t) {
   for (int32_t b = 0; b < in.batch_size; ++b) {
-    t.max_decoder = std::max(t.max_decoder, in.decoder[b]);
+    t->max_decoder = std::max(t->max_decoder, in.decoder[b]);
     if (in.this_time[b] == 0) continue;
     int32_t errors;
     const Slot slot = ReadSlot(plan, in, b, &errors);
     if (errors != 0) {
-      if (t.errors == 0) t.bad_slot = b;
-      t.errors |= errors;
+      if (t->errors == 0) t->bad_slot = b;
+      t->errors |= errors;
       continue;
     }
-    ++t.live;
-    t.tokens += slot.this_time;
-    t.kv_tokens += slot.kv();
-    t.attn_kv_tokens += slot.attn_kv();
-    t.output_tokens += slot.output_rows();
-    t.max_this_time = std::max(t.max_this_time, slot.this_time);
-    t.max_kv = std::max(t.max_kv, slot.kv());
-    if (slot.decoder > 0) t.max_cached_kv = std::max(t.max_cached_kv, slot.kv());
+    ++t->live;
+    t->tokens += slot.this_time;
+    t->kv_tokens += slot.kv();
+    t->max_this_time = std::max(t->max_this_time, slot.this_time);
+    t->max_kv = std::max(t->max_kv, slot.kv());
+    if (slot.decoder > 0) t->max_cached_kv = std::max(t->max_cached_kv, slot.kv());
     if (slot.prefill()) {
-      ++t.prefill;
-      t.max_encoder = std::max(t.max_encoder, slot.this_time);
-      t.tiles[kEncoder] += EncoderTiles(plan, slot);
-      t.tiles[kKv] += KvTiles(plan, slot);
-      t.tiles[kPreCache] += PreCacheTiles(plan, slot);
+      AddPrefill(plan, slot, t);
     } else {
-      t.max_decode_decoder = std::max(t.max_decode_decoder, slot.decoder);
+      t->max_decode_decoder = std::max(t->max_decode_decoder, slot.decoder);
       if (search) {
-        for (int32_t i = 1; i <= kMlaSearchSteps; ++i) t.candidates[i] += MlaTiles(slot, plan.block, i);
+        for (int32_t i = 1; i <= kMlaSearchSteps; ++i) t->candidates[i] += MlaTiles(slot, plan.block, i);
       } else {
-        t.tiles[kDecoder] += DecoderTiles(plan, slot, chunk);
+        t->tiles[kDecoder] += DecoderTiles(plan, slot, chunk);
       }
     }
   }
-  return t;
 }
 
 // The same over good slots of no slice, in loops without branches that compilers turn into vector instructions. A
@@ -70,29 +75,14 @@ bool FitsBlocks(const Plan& plan, const Inputs& in) {
          static_cast<int64_t>(plan.max_model_len) * plan.heads_per_kv_head <= INT32_MAX;
 }
 
-// Adds the prefills of a block, which are few where a batch has many slots.
-void AddPrefills(const Plan& plan, const Inputs& in, int32_t begin, int32_t end, Totals* t) {
-  for (int32_t b = begin; b < end; ++b) {
-    const Slot slot = MakeSlot(in.encoder[b], in.decoder[b], in.this_time[b], 0);
-    if (!slot.prefill()) continue;
-    ++t->prefill;
-    t->attn_kv_tokens += slot.decoder;
-    t->output_tokens += slot.output_rows() - slot.this_time;
-    t->max_encoder = std::max(t->max_encoder, slot.this_time);
-    t->tiles[kEncoder] += EncoderTiles(plan, slot);
-    t->tiles[kKv] += KvTiles(plan, slot);
-    t->tiles[kPreCache] += PreCacheTiles(plan, slot);
-  }
-}
-
 // Returns false, and sums that mean nothing, where a slot is bad.
 template <bool kMla>
 FWDMETA_ALWAYS_INLINE bool SumBlocks(const Plan& plan, const Inputs& in, const MlaChunk& chunk, bool search,
                                      Totals* out) {
-  Totals t;
+  Totals t;  // a local, which no store to the arrays below can change
   const uint32_t max_model_len = static_cast<uint32_t>(plan.max_model_len), heads = plan.heads_per_kv_head;
   const FastDiv divide = kMla ? chunk.base : plan.decoder_rows;
-  const uint32_t shift = kMla && !search ? chunk.shift : 0;
+  const uint32_t shift = kMla ? chunk.shift : 0;
   uint32_t bad = 0;
   for (int32_t begin = 0; begin < in.batch_size; begin += kBlockSlots) {
     const int32_t count = std::min(kBlockSlots, in.batch_size - begin);
@@ -119,7 +109,7 @@ FWDMETA_ALWAYS_INLINE bool SumBlocks(const Plan& plan, const Inputs& in, const M
       max_decode_decoder = std::max(max_decode_decoder, static_cast<int32_t>(live_d & decode));
       max_cached_kv = std::max(max_cached_kv, live_d != 0 ? static_cast<int32_t>(kv) : 0);
       const uint32_t numerator = (kMla ? kv : static_cast<uint32_t>(n) * heads) - 1;
-      const uint32_t quotient = static_cast<uint32_t>((uint64_t{numerator} * divide.multiplier) >> divide.shift);
+      const uint32_t quotient = divide.Quotient(numerator);
       tiles += ((quotient >> shift) + 1) & decode;
       if (kMla) {
         quotients[i] = quotient;
@@ -136,7 +126,11 @@ FWDMETA_ALWAYS_INLINE bool SumBlocks(const Plan& plan, const Inputs& in, const M
     t.max_kv = std::max(t.max_kv, max_kv);
     t.max_decode_decoder = std::max(t.max_decode_decoder, max_decode_decoder);
     t.max_cached_kv = std::max(t.max_cached_kv, max_cached_kv);
-    if (prefill != 0) AddPrefills(plan, in, begin, begin + count, &t);
+    // Few are where a batch has many slots.
+    for (int32_t i = 0; i < count && prefill != 0; ++i) {
+      const Slot slot = MakeSlot(encoder[i], decoder[i], this_time[i], 0);
+      if (slot.prefill()) AddPrefill(plan, slot, &t);
+    }
     if (!kMla || !search) continue;
     for (int32_t candidate = 1; candidate <= kMlaSearchSteps; ++candidate) {
       uint32_t sum = 0;
@@ -144,8 +138,6 @@ FWDMETA_ALWAYS_INLINE bool SumBlocks(const Plan& plan, const Inputs& in, const M
       t.candidates[candidate] += sum;
     }
   }
-  t.attn_kv_tokens += t.tokens;
-  t.output_tokens += t.tokens;
   *out = t;
   return true;
 }
@@ -163,11 +155,13 @@ bool SumWithBaseline(const Plan& plan, const Inputs& in, const MlaChunk& chunk, 
 
 Totals Sum(const Plan& plan, const Inputs& in, const MlaChunk& chunk, bool search) {
   Totals t;
-  if (FitsBlocks(plan, in) &&
-      (HasAvx2() ? SumWithAvx2(plan, in, chunk, search, &t) : SumWithBaseline(plan, in, chunk, search, &t))) {
-    return t;
+  if (!FitsBlocks(plan, in) ||
+      !(HasAvx2() ? SumWithAvx2(plan, in, chunk, search, &t) : SumWithBaseline(plan, in, chunk, search, &t))) {
+    SumSlotBySlot(plan, in, chunk, search, &t);
   }
-  return SumSlotBySlot(plan, in, chunk, search);
+  t.attn_kv_tokens += t.tokens;
+  t.output_tokens += t.tokens;
+  return t;
 }
 
 enum class Quantity { kTokens, kKvTokens };

@@ -103,12 +103,8 @@ class StepWriter {
     WriteCu(out_.i32(FWDMETA_FIELD_ATTN_CU_SEQLENS_K), [](const Slot& slot) { return slot.attn_kv(); });
     WriteCu(out_.i32(FWDMETA_FIELD_CU_SEQLENS_Q_OUTPUT), [](const Slot& slot) { return slot.output_rows(); });
     WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_KV), plan_.pad_seq_len, [](const Slot& slot) { return slot.kv(); });
-    if (plan_.cp_size == 1) {
-      WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_KV_LOCAL), 0, [](const Slot& slot) { return slot.kv(); });
-    } else {
-      WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_KV_LOCAL), 0,
-                   [this](const Slot& slot) { return LocalKvLength(plan_, slot.kv()); });
-    }
+    WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_KV_LOCAL), 0,
+                 [this](const Slot& slot) { return LocalKvLength(plan_, slot.kv()); });
     WritePerSlot(out_.i32(FWDMETA_FIELD_SEQ_LENS_OUTPUT), 0, [](const Slot& slot) { return slot.output_rows(); });
     int32_t tokens = 0;
     WritePerSlot(out_.i32(FWDMETA_FIELD_LAST_TOKEN_INDEX), -1, [&tokens](const Slot& slot) {
@@ -247,11 +243,10 @@ class StepWriter {
       EveryRun([&](int64_t token, int32_t b, const Slot& slot) {
         for (int64_t i = 0; i < slot.this_time;) {
           const uint32_t position = static_cast<uint32_t>(slot.decoder + i);
-          const uint32_t column = group.page.Quotient(position), offset = position - column * group.page.divisor;
-          const int32_t page = table.Contains(b, column) ? table.At(b, column) : -1;
-          const bool bad = page < 0;
-          const int64_t first = bad ? -1 : static_cast<int64_t>(page) * group.page.divisor + offset;
-          const int64_t end = std::min<int64_t>(i + group.page.divisor - offset, slot.this_time);
+          const PageOfPosition at = LoadPage(group, table, b, position);
+          bool bad;
+          const int64_t first = SlotOfPage(group, at, &bad);
+          const int64_t end = std::min<int64_t>(i + group.page.divisor - at.offset, slot.this_time);
           if (bad) num_bad += end - i;
           const int64_t step = bad ? 0 : 1;
           out[token + i] = first;
