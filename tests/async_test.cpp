@@ -23,8 +23,6 @@ namespace {
 constexpr fwdmeta_backend_t kCuda = FWDMETA_BACKEND_CUDA;
 constexpr int64_t kBlockedUs = 20000;
 
-#define CUDA_OK(call) ASSERT_EQ(cudaSuccess, call) << cudaGetErrorString(cudaGetLastError())
-
 class Async : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -115,6 +113,23 @@ reference::Batch GoodBatch(Random& random, const reference::Config& config) {
   return batch;
 }
 
+// Good batches with inputs of their own, for one stream. Copies to the device wait for it, so they come before the
+// stream is held.
+struct Steps {
+  Steps(Random& random, const reference::Config& config, int64_t count, fwdmeta_memory_kind_t kind,
+        cudaStream_t stream) {
+    for (int64_t i = 0; i < count; ++i) sources.push_back(GoodBatch(random, config));
+    for (const reference::Batch& source : sources) {
+      inputs.push_back(std::make_unique<Inputs>(kCuda));
+      batches.push_back(inputs.back()->Put(source, kind));
+      batches.back().stream = stream;
+    }
+  }
+  std::vector<reference::Batch> sources;
+  std::vector<std::unique_ptr<Inputs>> inputs;
+  std::vector<fwdmeta_batch_t> batches;
+};
+
 // Three steps enqueued behind a held stream, with the caller's lengths overwritten at once: each step's arrays, mirror
 // entry and staged lengths are its own, whatever the number of sets.
 TEST_F(Async, StepsInFlightKeepApart) {
@@ -130,22 +145,13 @@ TEST_F(Async, StepsInFlightKeepApart) {
         int64_t numbers[kSteps];
         fwdmeta_meta_t metas[kSteps] = {};
         Copies copies[kSteps];
-        // Device inputs of their own; copies to the device wait for it, so they come before the stream is held.
-        std::vector<std::unique_ptr<Inputs>> inputs;
-        std::vector<reference::Batch> sources;
-        std::vector<fwdmeta_batch_t> batches;
-        for (int i = 0; i < kSteps; ++i) sources.push_back(GoodBatch(random, config));
-        for (int i = 0; i < kSteps; ++i) {
-          wants[i] = reference::Build(config, sources[static_cast<size_t>(i)]);
-          inputs.push_back(std::make_unique<Inputs>(kCuda));
-          batches.push_back(inputs.back()->Put(sources[static_cast<size_t>(i)], kind));
-          batches.back().stream = build_;
-        }
+        Steps steps(random, config, kSteps, kind, build_);
+        for (int i = 0; i < kSteps; ++i) wants[i] = reference::Build(config, steps.sources[static_cast<size_t>(i)]);
         Block(build_);
         for (int i = 0; i < kSteps; ++i) {
-          ASSERT_OK(fwdmeta_build(builder.handle(), &batches[static_cast<size_t>(i)], &metas[i], &numbers[i]));
+          ASSERT_OK(fwdmeta_build(builder.handle(), &steps.batches[static_cast<size_t>(i)], &metas[i], &numbers[i]));
           if (kind == FWDMETA_MEMORY_HOST) {
-            reference::Batch& source = sources[static_cast<size_t>(i)];
+            reference::Batch& source = steps.sources[static_cast<size_t>(i)];
             for (auto* lengths : {&source.encoder, &source.decoder, &source.this_time}) {
               std::fill(lengths->begin(), lengths->end(), -99);
             }
@@ -226,37 +232,29 @@ TEST_F(Async, TheNextBuildOfASetWaitsForItsReader) {
     const reference::Config config = SmallConfig(generations, 8);
     Builder builder(kCuda, config);
     Random random(static_cast<uint64_t>(generations));
-    std::vector<reference::Batch> sources;
-    for (int64_t i = 0; i <= generations; ++i) sources.push_back(GoodBatch(random, config));
-    std::vector<std::unique_ptr<Inputs>> inputs;
-    std::vector<fwdmeta_batch_t> batches;
-    for (const reference::Batch& source : sources) {
-      inputs.push_back(std::make_unique<Inputs>(kCuda));
-      batches.push_back(inputs.back()->Put(source, FWDMETA_MEMORY_DEVICE));
-      batches.back().stream = build_;
-    }
+    Steps steps(random, config, generations + 1, FWDMETA_MEMORY_DEVICE, build_);
     cudaEvent_t others = nullptr;
     CUDA_OK(cudaEventCreateWithFlags(&others, cudaEventDisableTiming));
     fwdmeta_meta_t read = 0;
-    ASSERT_OK(fwdmeta_build(builder.handle(), &batches[0], &read, nullptr));
+    ASSERT_OK(fwdmeta_build(builder.handle(), &steps.batches[0], &read, nullptr));
     ASSERT_OK(fwdmeta_meta_reader_begin(read, read_));
     Copies seen;
     Block(read_);
     seen.Take(read, config, read_);
     ASSERT_OK(fwdmeta_meta_reader_end(read, read_));
     for (int64_t i = 1; i < generations; ++i) {
-      ASSERT_OK(fwdmeta_build(builder.handle(), &batches[static_cast<size_t>(i)], nullptr, nullptr));
+      ASSERT_OK(fwdmeta_build(builder.handle(), &steps.batches[static_cast<size_t>(i)], nullptr, nullptr));
     }
     CUDA_OK(cudaEventRecord(others, build_));
-    ASSERT_OK(builder.Build(batches.back()));  // the reader's set again: returns at once
+    ASSERT_OK(builder.Build(steps.batches.back()));  // the reader's set again: returns at once
     EXPECT_EQ(cudaErrorNotReady, cudaStreamQuery(read_)) << "the host has waited for the reader";
     CUDA_OK(cudaEventSynchronize(others));
     EXPECT_EQ(cudaErrorNotReady, cudaStreamQuery(read_)) << "other sets have waited for the reader";
     EXPECT_EQ(cudaErrorNotReady, cudaStreamQuery(build_)) << "the set has not waited for its reader";
     CUDA_OK(cudaStreamSynchronize(build_));
     EXPECT_EQ(cudaSuccess, cudaStreamQuery(read_)) << "the build has overtaken the reader";
-    seen.Expect(config, reference::Build(config, sources[0]), 1);
-    EXPECT_TRUE(builder.Expect(reference::Build(config, sources.back())));
+    seen.Expect(config, reference::Build(config, steps.sources[0]), 1);
+    EXPECT_TRUE(builder.Expect(reference::Build(config, steps.sources.back())));
     EXPECT_OK(fwdmeta_meta_destroy(read));
     cudaEventDestroy(others);
   }
@@ -268,20 +266,12 @@ TEST_F(Async, AFullStagingRingIsBusyOrWaits) {
     const reference::Config config = SmallConfig(generations, 3);
     Builder builder(kCuda, config);
     Random random(static_cast<uint64_t>(generations) + 90);
-    std::vector<reference::Batch> sources;
-    for (int i = 0; i < 4; ++i) sources.push_back(GoodBatch(random, config));
-    std::vector<std::unique_ptr<Inputs>> inputs;
-    std::vector<fwdmeta_batch_t> batches;
-    for (const reference::Batch& source : sources) {
-      inputs.push_back(std::make_unique<Inputs>(kCuda));
-      batches.push_back(inputs.back()->Put(source, FWDMETA_MEMORY_HOST));
-      batches.back().stream = build_;
-    }
+    Steps steps(random, config, 4, FWDMETA_MEMORY_HOST, build_);
     for (int i = 0; i < 3; ++i) {
       Block(build_);  // before each: when the oldest is done the next is not
-      ASSERT_OK(builder.Build(batches[static_cast<size_t>(i)]));
+      ASSERT_OK(builder.Build(steps.batches[static_cast<size_t>(i)]));
     }
-    fwdmeta_batch_t& last = batches.back();
+    fwdmeta_batch_t& last = steps.batches.back();
     last.flags = FWDMETA_BUILD_NO_WAIT;
     EXPECT_STATUS(FWDMETA_BUSY, builder.Build(last));
     EXPECT_EQ(3, builder.step()) << "a refused build takes no step";
@@ -292,7 +282,7 @@ TEST_F(Async, AFullStagingRingIsBusyOrWaits) {
     EXPECT_EQ(1, info.host_waits);
     EXPECT_EQ(cudaErrorNotReady, cudaStreamQuery(build_)) << "the call has waited for more than the oldest";
     CUDA_OK(cudaStreamSynchronize(build_));
-    EXPECT_TRUE(builder.Expect(reference::Build(config, sources.back())));
+    EXPECT_TRUE(builder.Expect(reference::Build(config, steps.sources.back())));
   }
 }
 

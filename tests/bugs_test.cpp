@@ -576,12 +576,7 @@ TEST_P(Bugs, B85_BoundAndTruth) {
   auto* p = static_cast<int32_t*>(memory.data());
   const int32_t values[] = {0, 100, 4, 2};
   Upload(backend(), p, values, sizeof values);
-  fwdmeta_advance_args_t args = FWDMETA_ADVANCE_ARGS_INITIALIZER;
-  args.batch_size = 1;
-  args.seq_lens_encoder = p;
-  args.seq_lens_decoder = p + 1;
-  args.seq_lens_this_time = p + 2;
-  args.num_rejected = p + 3;
+  const fwdmeta_advance_args_t args = AdvanceOfSlot(p);
   ASSERT_OK(fwdmeta_advance(builder.handle(), &args));
   fwdmeta_batch_t b = FWDMETA_BATCH_INITIALIZER;
   b.batch_size = 1;

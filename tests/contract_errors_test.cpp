@@ -176,12 +176,7 @@ TEST_P(Errors, EveryWarningAloneAndTogether) {
     if ((bits & FWDMETA_WARNING_REJECTED_CLAMPED) != 0) {
       const int32_t values[] = {0, 5, 1, 7};  // E, D, N, and more rejected than there are
       Upload(backend(), device, values, sizeof values);
-      fwdmeta_advance_args_t args = FWDMETA_ADVANCE_ARGS_INITIALIZER;
-      args.batch_size = 1;
-      args.seq_lens_encoder = device;
-      args.seq_lens_decoder = device + 1;
-      args.seq_lens_this_time = device + 2;
-      args.num_rejected = device + 3;
+      const fwdmeta_advance_args_t args = AdvanceOfSlot(device);
       ASSERT_OK(fwdmeta_advance(builder.handle(), &args));
       Synchronize(backend());
       // An error step does not use the warning up.

@@ -93,6 +93,31 @@ inline reference::Config RandomViewConfig(Random& random, int64_t max_slots, boo
   return config;
 }
 
+// Random steps of random builders, the last of each with errors. next(random): a configuration; check(builder, batch,
+// the model's step).
+template <class Next, class Check>
+void RunViewSteps(fwdmeta_backend_t backend, int num_builders, Next next, Check check) {
+  const uint64_t seed = std::random_device{}();
+  Random random(seed);
+  int64_t tiles = 0;
+  for (int i = 0; i < num_builders; ++i) {
+    const reference::Config config = next(random);
+    Builder builder(backend, config);
+    for (int n = 0; n < 4; ++n) {
+      reference::Batch batch = RandomBatch(random, config);
+      if (n == 3) Spoil(random, config, &batch);
+      SCOPED_TRACE("step " + std::to_string(n) + " of " + std::to_string(i) + ", seed " + std::to_string(seed) + "\n" +
+                   Describe(config, batch));
+      const reference::Result step = reference::Build(config, batch);
+      ASSERT_OK(builder.Build(batch));
+      check(builder, batch, step);
+      if (::testing::Test::HasFailure()) return;
+      tiles += step.counts.decoder_num_blocks + step.counts.encoder_num_blocks;
+    }
+  }
+  EXPECT_GT(tiles, 1000);
+}
+
 }  // namespace fwdmeta_test
 
 #endif  // FWDMETA_TESTS_DEVICE_VIEW_H_

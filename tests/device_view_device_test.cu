@@ -100,27 +100,13 @@ reference::Config NextConfig(Random& random, bool with_lists) {
 }
 
 void RunEagerSteps(bool with_lists) {
-  const uint64_t seed = std::random_device{}();
-  Random random(seed);
-  int64_t tiles = 0;
-  for (int i = 0; i < 60; ++i) {
-    const reference::Config config = NextConfig(random, with_lists);
-    Builder builder(FWDMETA_BACKEND_CUDA, config);
-    for (int n = 0; n < 4; ++n) {
-      reference::Batch batch = RandomBatch(random, config);
-      if (n == 3) Spoil(random, config, &batch);
-      SCOPED_TRACE("step " + std::to_string(n) + " of " + std::to_string(i) + ", seed " + std::to_string(seed) + "\n" +
-                   fwdmeta_test::Describe(config, batch));
-      const reference::Result step = reference::Build(config, batch);
-      ASSERT_OK(builder.Build(batch));
-      Consumers consumers(builder.meta());
-      consumers.Launch(nullptr);
-      consumers.Expect(config, batch, step);
-      if (::testing::Test::HasFailure()) return;
-      tiles += step.counts.decoder_num_blocks + step.counts.encoder_num_blocks;
-    }
-  }
-  EXPECT_GT(tiles, 1000);
+  RunViewSteps(
+      FWDMETA_BACKEND_CUDA, 60, [with_lists](Random& random) { return NextConfig(random, with_lists); },
+      [](const Builder& builder, const reference::Batch& batch, const reference::Result& step) {
+        Consumers consumers(builder.meta());
+        consumers.Launch(nullptr);
+        consumers.Expect(builder.config(), batch, step);
+      });
 }
 
 class DeviceCodeOnDevice : public ::testing::Test {

@@ -155,24 +155,12 @@ void ExpectTiles(const Builder& builder, const reference::Batch& batch, const re
 }
 
 void RunRandomSteps(bool with_lists) {
-  const uint64_t seed = std::random_device{}();
-  Random random(seed);
-  int valid = 0;
-  for (int i = 0; i < 200 && !::testing::Test::HasFailure(); ++i) {
-    const reference::Config config = RandomViewConfig(random, random.Pick<int64_t>({1, 2, 8, 33, 70}), with_lists);
-    Builder builder(FWDMETA_BACKEND_HOST, config);
-    for (int n = 0; n < 4 && !::testing::Test::HasFailure(); ++n) {
-      reference::Batch batch = RandomBatch(random, config);
-      if (n == 3) Spoil(random, config, &batch);
-      SCOPED_TRACE("step " + std::to_string(n) + " of " + std::to_string(i) + ", seed " + std::to_string(seed) + "\n" +
-                   fwdmeta_test::Describe(config, batch));
-      const reference::Result step = reference::Build(config, batch);
-      ASSERT_OK(builder.Build(batch));
-      ExpectTiles(builder, batch, step);
-      valid += step.counts.decoder_num_blocks + step.counts.encoder_num_blocks;
-    }
-  }
-  EXPECT_GT(valid, 1000);
+  RunViewSteps(
+      FWDMETA_BACKEND_HOST, 200,
+      [with_lists](Random& random) {
+        return RandomViewConfig(random, random.Pick<int64_t>({1, 2, 8, 33, 70}), with_lists);
+      },
+      ExpectTiles);
 }
 
 TEST(DeviceCode, FindsTheModelsTilesByListAndBySearch) { RunRandomSteps(true); }

@@ -126,8 +126,6 @@ INSTANTIATE_BACKENDS(Faults);
 
 constexpr fwdmeta_backend_t kCuda = FWDMETA_BACKEND_CUDA;
 
-#define CUDA_OK(call) ASSERT_EQ(cudaSuccess, call) << cudaGetErrorString(cudaGetLastError())
-
 // Everything ends while its work is in flight: handles at once, memory once the work is done.
 TEST(FaultsOnDevice, EverythingEndsInFlight) {
   FWDMETA_SKIP_WITHOUT(kCuda);

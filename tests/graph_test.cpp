@@ -25,8 +25,6 @@ namespace {
 
 constexpr fwdmeta_backend_t kCuda = FWDMETA_BACKEND_CUDA;
 
-#define CUDA_OK(call) ASSERT_EQ(cudaSuccess, call) << cudaGetErrorString(cudaGetLastError())
-
 class Stream {
  public:
   explicit Stream(unsigned flags = cudaStreamNonBlocking) { cudaStreamCreateWithFlags(&stream_, flags); }

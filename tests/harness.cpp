@@ -133,6 +133,16 @@ std::string Name(fwdmeta_status_t status) { return fwdmeta_status_name(status); 
   return result << "\n";
 }
 
+fwdmeta_advance_args_t AdvanceOfSlot(int32_t* numbers) {
+  fwdmeta_advance_args_t args = FWDMETA_ADVANCE_ARGS_INITIALIZER;
+  args.batch_size = 1;
+  args.seq_lens_encoder = numbers;
+  args.seq_lens_decoder = numbers + 1;
+  args.seq_lens_this_time = numbers + 2;
+  args.num_rejected = numbers + 3;
+  return args;
+}
+
 bool HoldsNumbers(const std::string& text, const std::vector<int64_t>& numbers) {
   for (int64_t number : numbers) {
     const std::string digits = std::to_string(number);

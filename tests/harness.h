@@ -23,6 +23,11 @@ std::string Name(fwdmeta_status_t status);
 #define EXPECT_STATUS(want, call) EXPECT_TRUE(::fwdmeta_test::IsStatus(#call, want, call))
 #define EXPECT_OK(call) EXPECT_STATUS(FWDMETA_OK, call)
 #define ASSERT_OK(call) ASSERT_TRUE(::fwdmeta_test::IsStatus(#call, FWDMETA_OK, call))
+// For those who include the CUDA runtime.
+#define CUDA_OK(call) ASSERT_EQ(cudaSuccess, call) << cudaGetErrorString(cudaGetLastError())
+
+// One slot's E, D, N and rejected count, one behind another in memory that the backend can write.
+fwdmeta_advance_args_t AdvanceOfSlot(int32_t* numbers);
 
 // `text` holds each number, not as a part of a longer one.
 bool HoldsNumbers(const std::string& text, const std::vector<int64_t>& numbers);

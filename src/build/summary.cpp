@@ -23,8 +23,8 @@ Slot ReadSlot(const Plan& plan, const Inputs& in, int32_t b, int32_t* errors) {
   return SlotOfSlice(in, b, MakeSlot(in.encoder[b], in.decoder[b], in.this_time[b], *errors));
 }
 
-// What a prefill adds to what every live slot does. Of all tokens, each is a row and attends to itself, unless a prefill
-// says otherwise.
+// What a prefill adds to what every live slot does. Of all tokens, each is a row and attends to itself, unless a
+// prefill says otherwise.
 void AddPrefill(const Plan& plan, const Slot& slot, Totals* t) {
   ++t->prefill;
   t->attn_kv_tokens += slot.decoder;
