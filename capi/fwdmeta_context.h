@@ -214,11 +214,10 @@ typedef struct fwdmeta_dispatch_result {
   fwdmeta_graph_mode_t mode;        /* NONE, PIECEWISE or FULL */
   fwdmeta_dispatch_reason_t reason; /* OK, or why no FULL graph answers though the mode has FULL, or why none does */
   fwdmeta_batch_descriptor_t descriptor; /* of the graph; with NONE the real tokens, num_reqs -1, the rest 0 */
+  int32_t reserved;                      /* 0 */
 } fwdmeta_dispatch_result_t;
-#define FWDMETA_DISPATCH_RESULT_INITIALIZER                    \
-  {                                                            \
-    sizeof(fwdmeta_dispatch_result_t), 0, 0, { 0, 0, 0, 0, 0 } \
-  }
+#define FWDMETA_DISPATCH_RESULT_INITIALIZER \
+  { sizeof(fwdmeta_dispatch_result_t), 0, 0, {0, 0, 0, 0, 0}, 0 }
 
 /* The captured graph of a step: the smallest FULL key of the ladder of query_len, else the smallest PIECEWISE size,
  * else NONE with the real count. Allocates nothing. NO_GRAPH where NONE would be the answer and is not allowed.

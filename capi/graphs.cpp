@@ -27,7 +27,7 @@ Status DispatchStep(const Dispatcher& dispatcher, const fwdmeta_dispatch_args_t*
   DispatchResult result;
   FWDMETA_TRY(
       dispatcher.Dispatch({in.num_tokens, in.num_reqs, in.query_len, in.num_active_loras, in.allowed_modes}, &result));
-  WriteStruct(fwdmeta_dispatch_result_t{0, result.mode, result.reason, result.descriptor}, out);
+  WriteStruct(fwdmeta_dispatch_result_t{0, result.mode, result.reason, result.descriptor, 0}, out);
   return FWDMETA_OK;
 }
 

@@ -9,12 +9,17 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <regex>
 #include <set>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "fwdmeta.h"
 #include "loaded_library.h"
+#include "public_header.h"
 #include "two_slots.h"
 
 extern "C" int fwdmeta_test_header_as_c(void);
@@ -50,23 +55,83 @@ TEST(Abi, LayoutIsTheGolden) {
   EXPECT_EQ(offset##u, offsetof(type, name)) << #type "." #name; \
   EXPECT_EQ(size##u, sizeof(type::name)) << #type "." #name;
 #define FUNCTION(name)
+#define TYPE(name, integer) EXPECT_TRUE((std::is_same<name, integer>::value)) << #name;
+#define CONSTANT(name, value) EXPECT_EQ(value, name) << #name;
 #include "abi_golden.inc"
 #undef STRUCT
 #undef FIELD
 #undef FUNCTION
+#undef TYPE
+#undef CONSTANT
+}
+
+// A later version's field may not take the place of bytes that an older caller's struct_size counts and leaves unset.
+TEST(Abi, NoStructHasPadding) {
+  std::map<std::string, size_t> sizes, ends;
+#define STRUCT(name, size) sizes[#name] = size;
+#define FIELD(type, name, offset, size)                        \
+  EXPECT_EQ(ends[#type], offset##u) << #type " before " #name; \
+  ends[#type] = offset + size;
+#define FUNCTION(name)
+#define TYPE(name, integer)
+#define CONSTANT(name, value)
+#include "abi_golden.inc"
+#undef STRUCT
+#undef FIELD
+#undef FUNCTION
+#undef TYPE
+#undef CONSTANT
+  for (const auto& [name, size] : sizes) EXPECT_EQ(size, ends[name]) << name;
+}
+
+// The names of one kind in the golden file.
+std::set<std::string> GoldenNames(const std::string& kind) {
+  static const std::pair<const char*, const char*> names[] = {
+#define STRUCT(name, size) {"STRUCT", #name},
+#define FIELD(type, name, offset, size)
+#define FUNCTION(name) {"FUNCTION", #name},
+#define TYPE(name, integer) {"TYPE", #name},
+#define CONSTANT(name, value) {"CONSTANT", #name},
+#include "abi_golden.inc"
+#undef STRUCT
+#undef FIELD
+#undef FUNCTION
+#undef TYPE
+#undef CONSTANT
+  };
+  std::set<std::string> found;
+  for (const auto& [is, name] : names) {
+    if (is == kind) found.insert(name);
+  }
+  return found;
 }
 
 const std::set<std::string>& Functions() {
-  static const std::set<std::string> functions = {
-#define STRUCT(name, size)
-#define FIELD(type, name, offset, size)
-#define FUNCTION(name) #name,
-#include "abi_golden.inc"
-#undef STRUCT
-#undef FIELD
-#undef FUNCTION
-  };
+  static const std::set<std::string> functions = GoldenNames("FUNCTION");
   return functions;
+}
+
+// The numbers, names and structs that an engine is compiled with are those of the golden file, none more: what a change
+// adds is added there, and stays.
+TEST(Abi, TheGoldenHasAllThatTheHeadersDeclare) {
+  const std::string code = PublicHeaders();
+  const auto declared = [&code](const std::string& text, const char* pattern) {
+    std::set<std::string> names;
+    const std::regex form(pattern);
+    for (std::sregex_iterator it(text.begin(), text.end(), form), end; it != end; ++it) names.insert((*it)[1]);
+    return names;
+  };
+  EXPECT_EQ("", Difference(declared(code, "\\} (fwdmeta_\\w+_t);"), GoldenNames("STRUCT")));
+  EXPECT_EQ("", Difference(declared(code, "typedef u?int[0-9]+_t (fwdmeta_\\w+);"), GoldenNames("TYPE")));
+  std::set<std::string> functions;
+  for (const PublicFunction& function : PublicFunctions()) functions.insert(function.name);
+  EXPECT_EQ("", Difference(functions, GoldenNames("FUNCTION")));
+  std::set<std::string> constants = declared(code, "#define (FWDMETA_(?:MAX_\\w+|ALL_LAYERS)) ");
+  const std::regex enumeration("\\benum \\{([^}]*)\\}");
+  for (std::sregex_iterator it(code.begin(), code.end(), enumeration), end; it != end; ++it) {
+    constants.merge(declared((*it)[1], "(FWDMETA_\\w+) ="));
+  }
+  EXPECT_EQ("", Difference(constants, GoldenNames("CONSTANT")));
 }
 
 // What the dynamic linker sees of a 64-bit ELF file.
@@ -115,7 +180,7 @@ Elf ReadElf(const std::string& path) {
 TEST(Abi, ExportsThePublicFunctionsAlone) {
   const Elf elf = ReadElf(FWDMETA_LIBRARY);
   ASSERT_TRUE(elf.parsed) << FWDMETA_LIBRARY << " is no 64-bit ELF file";
-  EXPECT_EQ(Functions(), elf.exported);
+  EXPECT_EQ("", Difference(Functions(), elf.exported));
   EXPECT_EQ(std::set<std::string>{"FWDMETA_1"}, elf.absolute) << "the name of the symbols' version";
   EXPECT_TRUE(elf.unique.empty()) << *elf.unique.begin() << " would be shared by two copies of the library";
 }

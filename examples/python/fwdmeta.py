@@ -443,7 +443,7 @@ class DispatchArgs(Struct):
 
 class DispatchResult(Struct):
     _c_name_ = "fwdmeta_dispatch_result_t"
-    _fields_ = _SIZE + _fields(_i32, "mode reason") + [("descriptor", BatchDescriptor)]
+    _fields_ = _SIZE + _fields(_i32, "mode reason") + [("descriptor", BatchDescriptor)] + _fields(_i32, "reserved")
 
 
 class RankRow(Struct):

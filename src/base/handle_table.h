@@ -7,9 +7,20 @@
 #include <new>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/metrics.h"
 
 namespace fwdmeta {
+
+// Where the generations of a table begin: elsewhere in each copy of the library, each time it is loaded and in each
+// process, so that what one of them has given out is no handle of another.
+inline uint64_t FirstGeneration(const void* table) {
+  // The finalizer of MurmurHash3, whose every output bit depends on every input bit.
+  uint64_t x = reinterpret_cast<uintptr_t>(table) ^ static_cast<uint64_t>(MonotonicNs()) << 24;
+  x = (x ^ x >> 33) * 0xff51afd7ed558ccd;
+  x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53;
+  return x ^ x >> 33;
+}
 
 // `Ref` owns its object and is empty when default-constructed.
 template <class Ref, uint64_t kType>
@@ -48,7 +59,7 @@ class HandleTable {
       free_.pop_back();
     } else {
       index = entries_.size();
-      entries_.push_back({});
+      entries_.push_back({first_generation_, Ref()});
     }
     Entry& entry = entries_[index];
     entry.object = std::move(object);
@@ -85,7 +96,7 @@ class HandleTable {
   static_assert(kType < kHandleTypes, "the type has a name among the metrics");
 
   struct Entry {
-    uint64_t generation = 1;
+    uint64_t generation;
     Ref object;
   };
 
@@ -102,6 +113,7 @@ class HandleTable {
   std::vector<Entry> entries_;
   std::vector<uint64_t> free_;
   size_t reserved_ = 0;
+  const uint64_t first_generation_ = FirstGeneration(this);
 };
 
 // The table of one type. It outlives every thread, so it is never destroyed; but at the end of the library, which may
