@@ -2,6 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -1068,6 +1069,82 @@ TEST_P(Meta, TensorsThatCannotBe) {
     EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_builder_set_tensor(builder.handle(), name, &tensor));
   }
   EXPECT_OK(fwdmeta_builder_set_tensor(builder.handle(), "one", &tensor));
+  const struct {
+    const char* name;
+    void (*spoil)(fwdmeta_tensor_t&);
+  } cases[] = {
+      {"memory kind", [](fwdmeta_tensor_t& t) { t.memory_kind = 2; }},
+      {"shape", [](fwdmeta_tensor_t& t) { t.shape[1] = -1; }},
+      {"ndim -1", [](fwdmeta_tensor_t& t) { t.ndim = -1; }},
+      {"ndim 9", [](fwdmeta_tensor_t& t) { t.ndim = 9; }},
+      {"data", [](fwdmeta_tensor_t& t) { t.data = nullptr; }},
+      {"bits", [](fwdmeta_tensor_t& t) { t.dtype_bits = 0; }},
+      {"lanes", [](fwdmeta_tensor_t& t) { t.dtype_lanes = 0; }},
+  };
+  for (const auto& c : cases) {
+    fwdmeta_tensor_t bad = tensor;
+    c.spoil(bad);
+    EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_builder_set_tensor(builder.handle(), "one", &bad)) << c.name;
+  }
+}
+
+// Elements of every type, as the JSON of a dump has them: infinities and NaN are null.
+TEST_P(Meta, DumpsEveryElementType) {
+  Builder builder(backend(), SmallConfig());
+  ASSERT_TRUE(builder.Run(Numbered(1)));
+  const nlohmann::json null;
+  const struct {
+    const char* name;
+    fwdmeta_dtype_code_t code;
+    uint8_t bits;
+    std::vector<uint64_t> elements;  // their bits
+    nlohmann::json want;             // null: not printed
+  } cases[] = {
+      {"i8", FWDMETA_DTYPE_INT, 8, {0xFB, 0x7F}, {-5, 127}},
+      {"i16", FWDMETA_DTYPE_INT, 16, {0x8000, 2}, {-32768, 2}},
+      {"i32", FWDMETA_DTYPE_INT, 32, {0xFFFFFFFF, 3}, {-1, 3}},
+      {"i64", FWDMETA_DTYPE_INT, 64, {1ull << 63, 4}, {INT64_MIN, 4}},
+      {"u8", FWDMETA_DTYPE_UINT, 8, {255, 1}, {255, 1}},
+      {"u16", FWDMETA_DTYPE_UINT, 16, {65535, 1}, {65535, 1}},
+      {"u32", FWDMETA_DTYPE_UINT, 32, {0xFFFFFFFF, 1}, {0xFFFFFFFFu, 1}},
+      {"u64", FWDMETA_DTYPE_UINT, 64, {UINT64_MAX, 1}, {UINT64_MAX, 1}},
+      {"bool", FWDMETA_DTYPE_BOOL, 8, {0, 1}, {0, 1}},
+      {"f16",
+       FWDMETA_DTYPE_FLOAT,
+       16,
+       {0x3C00, 0xC500, 0x0001, 0x7C00, 0xFC00, 0x7E00},
+       {1.0, -5.0, 5.9604644775390625e-08, null, null, null}},
+      {"bf16", FWDMETA_DTYPE_BFLOAT, 16, {0x3FC0, 0xC0A0, 0x7F80}, {1.5, -5.0, null}},
+      {"f32", FWDMETA_DTYPE_FLOAT, 32, {0x3E800000, 0x7FC00000}, {0.25, null}},
+      {"f64", FWDMETA_DTYPE_FLOAT, 64, {0x3FB999999999999Aull, 0xFFF0000000000000ull}, {0.1, null}},
+      {"f8", FWDMETA_DTYPE_FLOAT, 8, {1, 2}, null},
+      {"bf32", FWDMETA_DTYPE_BFLOAT, 32, {1, 2}, null},
+      {"i4", FWDMETA_DTYPE_INT, 4, {1, 2}, null},
+      {"complex", 5, 64, {1, 2}, null},
+  };
+  std::vector<std::vector<char>> memory;
+  for (const auto& c : cases) {
+    std::vector<char> bytes(c.elements.size() * 8);
+    for (size_t i = 0; i < c.elements.size(); ++i)
+      std::memcpy(&bytes[i * c.bits / 8], &c.elements[i], (c.bits + 7) / 8);
+    memory.push_back(bytes);
+    fwdmeta_tensor_t tensor = FWDMETA_TENSOR_INITIALIZER;
+    tensor.data = memory.back().data();
+    tensor.memory_kind = FWDMETA_MEMORY_HOST;
+    tensor.dtype_code = c.code;
+    tensor.dtype_bits = c.bits;
+    tensor.ndim = 1;
+    tensor.shape[0] = static_cast<int64_t>(c.elements.size());
+    tensor.strides[0] = 1;
+    ASSERT_OK(fwdmeta_meta_set_tensor(builder.meta(), c.name, &tensor));
+  }
+  const nlohmann::json dump = nlohmann::json::parse(Dump(builder.meta(), FWDMETA_DUMP_JSON));
+  std::map<std::string, nlohmann::json> fields;
+  for (const auto& field : dump["fields"]) fields[field["name"]] = field;
+  for (const auto& c : cases) {
+    ASSERT_EQ(1u, fields.count(c.name)) << c.name;
+    EXPECT_EQ(c.want, fields[c.name].value("content", null)) << c.name << " " << fields[c.name].dump();
+  }
 }
 
 TEST_P(Meta, AnOpenReaderKeepsItsMeta) {

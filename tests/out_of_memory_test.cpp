@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -203,6 +204,30 @@ TEST(OutOfMemory, EveryOtherCallThatAllocates) {
                                    fwdmeta_meta_destroy(second)};
   allocations_left = -1;
   for (const fwdmeta_status_t status : none) EXPECT_EQ(FWDMETA_OK, status);
+  EXPECT_EQ(FWDMETA_OK, fwdmeta_meta_destroy(meta));
+  EXPECT_EQ(FWDMETA_OK, fwdmeta_builder_destroy(builder));
+}
+
+// A callback must not throw, and where it does nothing comes through the C interface.
+TEST(OutOfMemory, WhatACallbackThrowsIsCaught) {
+  fwdmeta_builder_t builder = 0;
+  fwdmeta_meta_t meta = 0;
+  const fwdmeta_config_t config = SmallConfig(4);
+  ASSERT_EQ(FWDMETA_OK, fwdmeta_builder_create(&config, &builder));
+  const fwdmeta_batch_t empty = FWDMETA_BATCH_INITIALIZER;
+  ASSERT_EQ(FWDMETA_OK, fwdmeta_build(builder, &empty, &meta, nullptr));
+  const struct {
+    fwdmeta_write_callback_t write;
+    fwdmeta_status_t want;
+  } cases[] = {
+      {[](const char*, size_t, void*) -> int32_t { throw std::bad_alloc(); }, FWDMETA_OUT_OF_MEMORY},
+      {[](const char*, size_t, void*) -> int32_t { throw std::runtime_error("of the caller"); }, FWDMETA_INTERNAL},
+      {[](const char*, size_t, void*) -> int32_t { throw 5; }, FWDMETA_INTERNAL}};
+  for (const auto& c : cases) {
+    EXPECT_EQ(c.want, fwdmeta_meta_dump(meta, FWDMETA_DUMP_JSON, c.write, nullptr)) << fwdmeta_last_error();
+    EXPECT_EQ(c.want, fwdmeta_metrics_write(c.write, nullptr)) << fwdmeta_last_error();
+  }
+  EXPECT_EQ(FWDMETA_OK, fwdmeta_build(builder, &empty, nullptr, nullptr));
   EXPECT_EQ(FWDMETA_OK, fwdmeta_meta_destroy(meta));
   EXPECT_EQ(FWDMETA_OK, fwdmeta_builder_destroy(builder));
 }
