@@ -76,15 +76,7 @@ reference::Config RandomConfig(Random& random, int64_t max_slots) {
     c.outputs = 0;
     for (int f = 0; f < FWDMETA_FIELD_COUNT; ++f) c.outputs |= uint64_t{random.Chance(0.6)} << f;
   }
-  // Counts, maxima, the chunk and block counts are always written.
-  for (int f :
-       {FWDMETA_FIELD_DECODER_NUM_BLOCKS_DEVICE, FWDMETA_FIELD_DECODER_NUM_BLOCKS_CPU,
-        FWDMETA_FIELD_ENCODER_NUM_BLOCKS_X, FWDMETA_FIELD_ENCODER_NUM_BLOCKS_X_CPU, FWDMETA_FIELD_KV_NUM_BLOCKS_X,
-        FWDMETA_FIELD_KV_NUM_BLOCKS_X_CPU, FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS, FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS_CPU,
-        FWDMETA_FIELD_DECODER_CHUNK_SIZE_DEVICE, FWDMETA_FIELD_MAX_LEN_TENSOR, FWDMETA_FIELD_MAX_LEN_TENSOR_CPU,
-        FWDMETA_FIELD_COUNTS, FWDMETA_FIELD_COUNTS_I64}) {
-    c.outputs |= uint64_t{1} << f;
-  }
+  c.outputs |= reference::kAlwaysWritten;
   c.generations = random.Chance(0.7) ? 1 : random.Int(2, 4);
   c.depth = random.Int(2, 6);
   return c;

@@ -11,6 +11,16 @@
 
 namespace reference {
 
+// Of `outputs`: counts, maxima, the chunk and block counts, which are written whatever a configuration asks for.
+constexpr uint64_t kAlwaysWritten =
+    uint64_t{1} << FWDMETA_FIELD_DECODER_NUM_BLOCKS_DEVICE | uint64_t{1} << FWDMETA_FIELD_DECODER_NUM_BLOCKS_CPU |
+    uint64_t{1} << FWDMETA_FIELD_ENCODER_NUM_BLOCKS_X | uint64_t{1} << FWDMETA_FIELD_ENCODER_NUM_BLOCKS_X_CPU |
+    uint64_t{1} << FWDMETA_FIELD_KV_NUM_BLOCKS_X | uint64_t{1} << FWDMETA_FIELD_KV_NUM_BLOCKS_X_CPU |
+    uint64_t{1} << FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS | uint64_t{1} << FWDMETA_FIELD_PRE_CACHE_NUM_BLOCKS_CPU |
+    uint64_t{1} << FWDMETA_FIELD_DECODER_CHUNK_SIZE_DEVICE | uint64_t{1} << FWDMETA_FIELD_MAX_LEN_TENSOR |
+    uint64_t{1} << FWDMETA_FIELD_MAX_LEN_TENSOR_CPU | uint64_t{1} << FWDMETA_FIELD_COUNTS |
+    uint64_t{1} << FWDMETA_FIELD_COUNTS_I64;
+
 struct Group {
   int64_t block_size = 64;
   int64_t kernel_block_size = 64;

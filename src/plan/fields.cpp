@@ -130,10 +130,10 @@ int64_t PlaceOutputs(const Config& config, const Plan& plan, unsigned char* base
   constexpr int64_t kAlignment = 256;
   int64_t offset = 0;
   const auto place = [&](const Field& field) {
-    unsigned char* address = base + offset;
+    const int64_t begin = offset;
     const int64_t bytes = ElementCount(plan, field.shape) * ElementSize(field.dtype);
     offset += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return address;
+    return begin;
   };
   if (out != nullptr) *out = {};
   for (int32_t i = 0; i < FWDMETA_FIELD_COUNT; ++i) {
@@ -141,8 +141,9 @@ int64_t PlaceOutputs(const Config& config, const Plan& plan, unsigned char* base
     if (field.in_mirror || !HasField(config, i)) continue;
     const int32_t copies = field.shape == Shape::kTokensByGroup ? plan.num_groups : 1;
     for (int32_t copy = 0; copy < copies; ++copy) {
-      unsigned char* address = place(field);
+      const int64_t begin = place(field);
       if (out == nullptr) continue;
+      unsigned char* address = base + begin;
       if (copy == 0) out->array[i] = address;
       if (field.shape == Shape::kTokensByGroup) out->slot_mapping[copy] = reinterpret_cast<int64_t*>(address);
     }
