@@ -161,8 +161,9 @@ void Through(ByteReader& bytes, fwdmeta_dispatcher_t dispatcher, const Rows& row
   if (!good) return;
   Agreed again;
   again.tokens.assign(rows.size(), -9);
-  again.status = FUZZ_CALL(fwdmeta_agree_through(transport, dispatcher, &rows[c.rank], k, bytes.Number() | 1,
-                                                 again.tokens.data(), &again.out));
+  again.status = fwdmeta_agree_through(transport, dispatcher, &rows[c.rank], k, bytes.Number() | 1,
+                                       again.tokens.data(), &again.out);
+  const bool is_status = gather.status >= 0 && gather.status < FWDMETA_STATUS_COUNT;
   if (k < 1 || k > FWDMETA_MAX_SLICES) {
     FUZZ_CHECK(again.status == FWDMETA_INVALID_ARGUMENT);
   } else if (gather.status == FWDMETA_OK && !gather.spoils_own) {
@@ -170,7 +171,7 @@ void Through(ByteReader& bytes, fwdmeta_dispatcher_t dispatcher, const Rows& row
   } else if (gather.status == FWDMETA_OK) {
     FUZZ_CHECK(again.status == FWDMETA_INVALID_ARGUMENT);
   } else {
-    FUZZ_CHECK(again.status == gather.status);
+    FUZZ_CHECK(again.status == (is_status ? gather.status : FWDMETA_INTERNAL));
   }
   FUZZ_EXPECT(FWDMETA_OK, fwdmeta_transport_destroy(transport));
   FUZZ_EXPECT(FWDMETA_INVALID_HANDLE, fwdmeta_transport_destroy(transport));
@@ -200,7 +201,7 @@ void Sizes(ByteReader& bytes) {
   for (size_t i = 0; status == FWDMETA_OK && i < out.size(); ++i) FUZZ_CHECK(out[i] == (sum += counts[i]));
   const int64_t max_chunk = small(), index = bytes.OneIn(8) ? bytes.Number() : bytes.Int(0, 60);
   status = FUZZ_CALL(fwdmeta_chunk_sizes(counts.data(), n, max_chunk, index, out.data()));
-  FUZZ_CHECK((status == FWDMETA_OK) == (good && !bad(max_chunk - 1) && !bad(index) && max_chunk <= INT32_MAX));
+  FUZZ_CHECK((status == FWDMETA_OK) == (good && !bad(max_chunk) && max_chunk >= 1 && !bad(index)));
   for (size_t i = 0; status == FWDMETA_OK && i < out.size(); ++i) {
     FUZZ_CHECK(out[i] == std::max<int64_t>(1, std::min(max_chunk, counts[i] - max_chunk * index)));
   }
