@@ -1016,6 +1016,8 @@ TEST(MakeDummy, Refuses) {
   nothing.c.slot_mapping = nullptr;
   nothing.c.is_padding = nullptr;
   EXPECT_OK(fwdmeta_make_dummy(&nothing.c));
+  nothing.c.num_reqs = nothing.c.num_tokens = INT32_MAX;  // of which nothing is written, so nothing is walked over
+  EXPECT_OK(fwdmeta_make_dummy(&nothing.c));
   nothing.c.struct_size = 0;
   EXPECT_STATUS(FWDMETA_INVALID_ARGUMENT, fwdmeta_make_dummy(&nothing.c));
 }

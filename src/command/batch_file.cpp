@@ -15,7 +15,7 @@ fwdmeta_attention_t read_attention(const JsonFile& file, const JsonValue& value)
   const std::string& name = file.string(value, "attention");
   if (name == "append") return FWDMETA_ATTENTION_APPEND;
   if (name == "mla") return FWDMETA_ATTENTION_MLA;
-  file.fail(value.offset, "unknown attention \"" + name + "\"; it is \"append\" or \"mla\"");
+  file.fail(value.offset, "unknown attention " + printable(name) + "; it is \"append\" or \"mla\"");
 }
 
 std::vector<fwdmeta_group_config_t> read_groups(const JsonFile& file, const JsonValue& value) {

@@ -15,12 +15,13 @@
 
 namespace fwdmeta::command {
 
-std::string printable(std::string_view text) {
-  constexpr size_t kLongest = 60;
-  std::string shown = "\"";
-  for (const char c : text.substr(0, kLongest)) shown += c >= 0x20 && c < 0x7f ? c : '?';
-  return shown + (text.size() > kLongest ? "...\"" : "\"");
+std::string plain(std::string_view text, size_t longest) {
+  std::string shown;
+  for (const char c : text.substr(0, longest)) shown += c >= 0x20 && c < 0x7f ? c : '?';
+  return shown + (text.size() > longest ? "..." : "");
 }
+
+std::string printable(std::string_view text) { return "\"" + plain(text, 60) + "\""; }
 
 namespace {
 
@@ -99,7 +100,8 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
       const size_t at = message.find(mark);
       if (at != std::string::npos) message.erase(0, at + 2);
     }
-    return fail(position == 0 ? 0 : position - 1, message);
+    // It holds the token as it stands in the text.
+    return fail(position == 0 ? 0 : position - 1, plain(message, 160));
   }
 
  private:
@@ -114,7 +116,7 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
     const size_t begin = token_begin();
     const std::string number(text_.substr(begin, text_.find_first_not_of("+-.0123456789eE", begin) - begin));
     const bool fraction = number.find_first_of(".eE") != std::string::npos;
-    return fail(begin, "number " + number + (fraction ? " is not an integer" : " is past int64"));
+    return fail(begin, "number " + plain(number, 60) + (fraction ? " is not an integer" : " is past int64"));
   }
 
   bool add(Value value) {

@@ -17,7 +17,9 @@ std::string read_text(const std::string& path);
 // The name under which messages speak of `path`.
 std::string display_name(const std::string& path);
 
-// A key or word of the input as a message shows it: short, and nothing that a terminal would obey.
+// Text of the input as a message may hold it: nothing that a terminal would obey, and no more than `longest` bytes.
+std::string plain(std::string_view text, size_t longest);
+// A key or word of the input as a message shows it: short, in quotes.
 std::string printable(std::string_view text);
 
 // A JSON value that knows the byte at which it begins. All numbers are int64: the formats have no others.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -39,7 +40,8 @@ std::optional<T> number(std::string_view text) {
 }
 
 Timestamp timestamp(std::string_view text) {
-  if (const auto seconds = number<double>(text)) return *seconds;
+  const auto seconds = number<double>(text);
+  if (seconds && std::isfinite(*seconds)) return *seconds;  // a NaN has no place in an order
   constexpr std::string_view kDate = "dddd-dd-dd dd:dd:dd";
   const auto fits = [](char c, char pattern) {
     if (pattern == 'd') return std::isdigit(static_cast<unsigned char>(c)) != 0;
@@ -47,7 +49,7 @@ Timestamp timestamp(std::string_view text) {
   };
   if (text.size() < kDate.size() ||
       !std::equal(kDate.begin(), kDate.end(), text.begin(), [&](char pattern, char c) { return fits(c, pattern); })) {
-    throw BadLine{"timestamp \"" + std::string(text) + "\" is neither a number nor a date and time"};
+    throw BadLine{"timestamp " + printable(text) + " is neither a number nor a date and time"};
   }
   return std::string(text);
 }

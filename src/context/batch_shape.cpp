@@ -43,12 +43,15 @@ Status MakeDummy(const fwdmeta_dummy_batch_t* dummy) {
     return Fail(FWDMETA_INVALID_ARGUMENT, "%lld tokens of %lld requests give one %lld, more than query_len %lld",
                 (long long)num_tokens, (long long)in.num_reqs, (long long)longest, (long long)in.query_len);
   }
-  for (int64_t i = 0; i < in.num_reqs; ++i) {
-    const int32_t length = static_cast<int32_t>(i < in.num_reqs - longer ? floor : longest);
-    if (in.seq_lens_encoder != nullptr) in.seq_lens_encoder[i] = in.query_len == 0 ? length : 0;
-    if (in.seq_lens_decoder != nullptr) in.seq_lens_decoder[i] = 0;
-    if (in.seq_lens_this_time != nullptr) in.seq_lens_this_time[i] = length;
-  }
+  // Array by array: where none is wanted, any number of requests takes no time.
+  const auto fill_lengths = [&](int32_t* lengths) {
+    lengths = std::fill_n(lengths, in.num_reqs - longer, static_cast<int32_t>(floor));
+    std::fill_n(lengths, longer, static_cast<int32_t>(longest));
+  };
+  if (in.seq_lens_encoder != nullptr && in.query_len == 0) fill_lengths(in.seq_lens_encoder);
+  if (in.seq_lens_encoder != nullptr && in.query_len > 0) std::fill_n(in.seq_lens_encoder, in.num_reqs, 0);
+  if (in.seq_lens_decoder != nullptr) std::fill_n(in.seq_lens_decoder, in.num_reqs, 0);
+  if (in.seq_lens_this_time != nullptr) fill_lengths(in.seq_lens_this_time);
   if (in.slot_mapping != nullptr) std::fill_n(in.slot_mapping, num_tokens, int64_t{-1});
   if (in.is_padding != nullptr) std::fill_n(in.is_padding, num_tokens, uint8_t{1});
   return FWDMETA_OK;

@@ -21,8 +21,7 @@ namespace fwdmeta_fuzz {
   std::fprintf(stderr, "%s:%d: %s\nlast error: %s\n", file, line, what.c_str(), fwdmeta_last_error());
   std::abort();
 }
-#define FUZZ_CHECK(condition) \
-  ((condition) ? static_cast<void>(0) : ::fwdmeta_fuzz::Die(__FILE__, __LINE__, #condition))
+#define FUZZ_CHECK(condition) ((condition) ? static_cast<void>(0) : ::fwdmeta_fuzz::Die(__FILE__, __LINE__, #condition))
 
 inline fwdmeta_status_t Checked(const char* file, int line, const char* call, fwdmeta_status_t status) {
   if (status < 0 || status >= FWDMETA_STATUS_COUNT || status == FWDMETA_INTERNAL ||
@@ -36,13 +35,12 @@ inline fwdmeta_status_t Checked(const char* file, int line, const char* call, fw
 
 inline void Expect(const char* file, int line, const char* call, fwdmeta_status_t want, fwdmeta_status_t got) {
   if (Checked(file, line, call, got) == want) return;
-  Die(file, line,
-      std::string(call) + " is " + fwdmeta_status_name(got) + ", expected " + fwdmeta_status_name(want));
+  Die(file, line, std::string(call) + " is " + fwdmeta_status_name(got) + ", expected " + fwdmeta_status_name(want));
 }
 #define FUZZ_EXPECT(want, call) ::fwdmeta_fuzz::Expect(__FILE__, __LINE__, #call, want, call)
 
-// A struct whose struct_size may be any, in memory that ends where it says. With kStep = 8, for structs with pointers, it
-// does not end in the middle of one.
+// A struct whose struct_size may be any, in memory that ends where it says. With kStep = 8, for structs with pointers,
+// it does not end in the middle of one.
 template <class T, int64_t kStep = 1>
 class Sized {
  public:

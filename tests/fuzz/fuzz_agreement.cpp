@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "graphs.h"
+#include "dispatchers.h"
 
 namespace fwdmeta_fuzz {
 namespace {
@@ -100,9 +100,8 @@ void CheckRules(fwdmeta_dispatcher_t dispatcher, const Rows& rows, int64_t k, co
     args.num_reqs = std::max(args.num_reqs, row.num_reqs);
     for (int32_t mode = row.max_mode + 1; mode <= FWDMETA_GRAPH_FULL; ++mode) args.allowed_modes &= ~(1 << mode);
   }
-  const bool common = std::all_of(live.begin(), live.end(), [&](const auto& row) {
-    return row.query_len == live[0].query_len;
-  });
+  const bool common =
+      std::all_of(live.begin(), live.end(), [&](const auto& row) { return row.query_len == live[0].query_len; });
   if (!live.empty() && common) args.query_len = live[0].query_len;
   if (args.query_len > 0 &&
       (args.num_tokens % args.query_len != 0 || args.num_tokens < args.num_reqs * args.query_len)) {
@@ -122,8 +121,7 @@ void CheckRules(fwdmeta_dispatcher_t dispatcher, const Rows& rows, int64_t k, co
                       });
   FUZZ_CHECK((agreed.out.sliced == 1) == sliced);
   for (size_t i = 0; i < rows.size(); ++i) {
-    FUZZ_CHECK(agreed.tokens[i] ==
-               (result.mode != FWDMETA_GRAPH_NONE || sliced ? m : rows[i].num_tokens));
+    FUZZ_CHECK(agreed.tokens[i] == (result.mode != FWDMETA_GRAPH_NONE || sliced ? m : rows[i].num_tokens));
   }
 }
 
@@ -161,8 +159,8 @@ void Through(ByteReader& bytes, fwdmeta_dispatcher_t dispatcher, const Rows& row
   if (!good) return;
   Agreed again;
   again.tokens.assign(rows.size(), -9);
-  again.status = fwdmeta_agree_through(transport, dispatcher, &rows[c.rank], k, bytes.Number() | 1,
-                                       again.tokens.data(), &again.out);
+  again.status = fwdmeta_agree_through(transport, dispatcher, &rows[c.rank], k, bytes.Number() | 1, again.tokens.data(),
+                                       &again.out);
   const bool is_status = gather.status >= 0 && gather.status < FWDMETA_STATUS_COUNT;
   if (k < 1 || k > FWDMETA_MAX_SLICES) {
     FUZZ_CHECK(again.status == FWDMETA_INVALID_ARGUMENT);
@@ -230,7 +228,8 @@ void Sizes(ByteReader& bytes) {
   const size_t room = static_cast<size_t>(std::max<int64_t>(ranks, 0));
   std::vector<int64_t> sizes(room), starts(room), live(room);
   const bool padded = bytes.OneIn(2), masked = tokens <= 1024 && bytes.OneIn(2);
-  std::vector<uint8_t> mask(masked && padded && ranks > 0 ? (std::max<int64_t>(tokens, 0) + ranks - 1) / ranks * ranks : 0);
+  std::vector<uint8_t> mask(masked && padded && ranks > 0 ? (std::max<int64_t>(tokens, 0) + ranks - 1) / ranks * ranks
+                                                          : 0);
   status = FUZZ_CALL(fwdmeta_shard_sizes(tokens, ranks, padded, sizes.data(), starts.data(), live.data(),
                                          masked && padded ? mask.data() : nullptr));
   FUZZ_CHECK((status == FWDMETA_OK) == (!bad(tokens) && ranks >= 1));

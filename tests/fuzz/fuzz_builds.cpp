@@ -194,7 +194,8 @@ class World {
     Sized<fwdmeta_config_t, 8> config(bytes_, c);
     if (!config.whole() && config.readable()) {  // perhaps without the allocator that bounds it
       fwdmeta_capacities_t out = FWDMETA_CAPACITIES_INITIALIZER;
-      if (FUZZ_CALL(fwdmeta_get_capacities(config.get(), nullptr, &out)) != FWDMETA_OK || out.host_bytes > 1 << 18) return;
+      if (FUZZ_CALL(fwdmeta_get_capacities(config.get(), nullptr, &out)) != FWDMETA_OK || out.host_bytes > 1 << 18)
+        return;
     }
     const int64_t refused = memory_.refused();
     fwdmeta_builder_t handle = 0;
@@ -617,9 +618,19 @@ class World {
   }
 
   std::string ReadName() {
-    static constexpr const char* kNames[] = {
-        "rotary_embs", "block_tables", "caches[0]", "caches[12]", "attn_mask", "slot_mapping", "slot_mapping[0]",
-        "slot_mapping[7]", "slot_mapping[8]", "slot_mapping[", "decoder_batch_ids", "max_len_tensor_cpu", ""};
+    static constexpr const char* kNames[] = {"rotary_embs",
+                                             "block_tables",
+                                             "caches[0]",
+                                             "caches[12]",
+                                             "attn_mask",
+                                             "slot_mapping",
+                                             "slot_mapping[0]",
+                                             "slot_mapping[7]",
+                                             "slot_mapping[8]",
+                                             "slot_mapping[",
+                                             "decoder_batch_ids",
+                                             "max_len_tensor_cpu",
+                                             ""};
     const int64_t which = bytes_.Int(0, std::size(kNames) + 1);
     if (which < static_cast<int64_t>(std::size(kNames))) return kNames[which];
     return bytes_.OneIn(4) ? std::string(bytes_.Int(60, 70), 'x') : bytes_.Text(8);
@@ -663,12 +674,13 @@ class World {
     }
     memory[sizeof(memory) / 2 + bytes_.Int(0, 15)] = static_cast<char>(bytes_.Byte());
     if (bytes_.OneIn(8)) {
-      // Any shape, where there is nothing to read: one dimension is 0, or the data null.
+      // Any shape, where there is nothing to read: a dimension is 0, or the data null.
       t.ndim = bytes_.OneIn(8) ? bytes_.Number32() : static_cast<int32_t>(bytes_.Int(1, FWDMETA_MAX_DIMS));
       for (int i = 0; i < FWDMETA_MAX_DIMS; ++i) t.shape[i] = bytes_.Number();
-      for (int i = FWDMETA_MAX_DIMS, next = 1; i-- > 0;) {
-        t.strides[i] = bytes_.OneIn(2) ? bytes_.Number() : next;
-        next = static_cast<int>(std::min<int64_t>(std::max<int64_t>(t.shape[i], 0), 1 << 20));
+      stride = 1;  // row-major as far as that goes
+      for (int i = std::clamp(t.ndim, 0, FWDMETA_MAX_DIMS) - 1; i >= 0; --i) {
+        t.strides[i] = bytes_.OneIn(4) ? bytes_.Number() : stride;
+        if (__builtin_mul_overflow(stride, t.shape[i], &stride)) stride = 0;
       }
       if (bytes_.OneIn(2)) {
         t.data = nullptr;

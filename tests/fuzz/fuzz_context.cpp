@@ -1,5 +1,5 @@
-// The forward context's half of the C API: dispatchers against their model, plans of slices token by token, helpers, and
-// contexts with their stack against a model of its states.
+// The forward context's half of the C API: dispatchers against their model, plans of slices token by token, helpers,
+// and contexts with their stack against a model of its states.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -8,7 +8,7 @@
 #include <string>
 #include <variant>
 
-#include "graphs.h"
+#include "dispatchers.h"
 #include "steps.h"
 
 namespace fwdmeta_fuzz {
@@ -61,8 +61,8 @@ void Dispatch(ByteReader& bytes) {
     if (want != got) Die(__FILE__, __LINE__, "dispatched " + got + ", expected " + want);
   }
   if (bytes.OneIn(4)) {  // a key that may be none, and arguments that may be any
-    const fwdmeta_graph_key_t key = {bytes.Number32(),
-                                     {bytes.Number32(), bytes.Number32(), bytes.Number32(), bytes.Number32(), bytes.Number32()}};
+    const fwdmeta_graph_key_t key = {
+        bytes.Number32(), {bytes.Number32(), bytes.Number32(), bytes.Number32(), bytes.Number32(), bytes.Number32()}};
     const auto same = [&](const fwdmeta_graph_key_t& one) {
       return one.mode == key.mode && fwdmeta_batch_descriptor_equal(&one.descriptor, &key.descriptor) == 1;
     };
@@ -156,10 +156,11 @@ Lengths ReadLengths(ByteReader& bytes) {
 
 void Fills(ByteReader& bytes) {
   const Lengths lengths = ReadLengths(bytes);
-  const int64_t size = static_cast<int64_t>(lengths.encoder.size()), q = bytes.OneIn(8) ? bytes.Number() : bytes.Int(1, 4);
+  const int64_t size = static_cast<int64_t>(lengths.encoder.size()),
+                q = bytes.OneIn(8) ? bytes.Number() : bytes.Int(1, 4);
   fwdmeta_dispatch_args_t args = FWDMETA_DISPATCH_ARGS_INITIALIZER;
-  fwdmeta_status_t status = FUZZ_CALL(
-      fwdmeta_dispatch_args_from_lengths(lengths.encoder.data(), lengths.this_time.data(), size, q, &args));
+  fwdmeta_status_t status =
+      FUZZ_CALL(fwdmeta_dispatch_args_from_lengths(lengths.encoder.data(), lengths.this_time.data(), size, q, &args));
   FUZZ_CHECK((status == FWDMETA_OK) == (lengths.good && q >= 1 && q <= INT32_MAX));
   int64_t decodes = 0, prefills = 0, decode_tokens = 0, prefill_tokens = 0;
   bool uniform = true;
@@ -185,8 +186,8 @@ void Fills(ByteReader& bytes) {
   }
   Ints order(lengths.encoder.size());
   int32_t changed = -1;
-  status = FUZZ_CALL(fwdmeta_reorder_by_role(lengths.encoder.data(), lengths.this_time.data(), size, order.data(),
-                                             &changed));
+  status = FUZZ_CALL(
+      fwdmeta_reorder_by_role(lengths.encoder.data(), lengths.this_time.data(), size, order.data(), &changed));
   FUZZ_CHECK((status == FWDMETA_OK) == lengths.good);
   if (status == FWDMETA_OK) {
     Ints sorted = order;
@@ -205,9 +206,9 @@ void Fills(ByteReader& bytes) {
   if (bytes.OneIn(2)) d.num_tokens = bytes.OneIn(8) ? bytes.Number() : bytes.Int(1, 40);
   d.query_len = bytes.OneIn(8) ? bytes.Number() : bytes.Int(0, 5);
   const auto small = [](int64_t count) { return count >= 0 && count <= 64; };
-  const int64_t total = d.num_tokens != FWDMETA_DEFAULT                  ? d.num_tokens
+  const int64_t total = d.num_tokens != FWDMETA_DEFAULT           ? d.num_tokens
                         : small(d.num_reqs) && small(d.query_len) ? d.num_reqs * d.query_len
-                                                                         : -1;
+                                                                  : -1;
   const bool fits = small(d.num_reqs) && total >= 0 && total <= 64 * 64;
   Ints e(fits ? d.num_reqs : 0), k(e.size()), n(e.size());
   std::vector<int64_t> slots(fits ? total : 0);
@@ -245,7 +246,8 @@ void ReadStep(ByteReader& bytes, Step* step) {
   args.num_reqs = static_cast<int64_t>(step->query_lens.size());
   if (bytes.OneIn(2)) args.num_padded_tokens = bytes.OneIn(8) ? bytes.Number() : tokens + bytes.Int(0, 9);
   // Not so many that their lengths have no room here.
-  if (bytes.OneIn(2)) args.num_padded_reqs = std::min<int64_t>(bytes.OneIn(8) ? bytes.Number() : args.num_reqs + bytes.Int(0, 3), 64);
+  if (bytes.OneIn(2))
+    args.num_padded_reqs = std::min<int64_t>(bytes.OneIn(8) ? bytes.Number() : args.num_reqs + bytes.Int(0, 3), 64);
   args.num_slices = bytes.OneIn(8) ? bytes.Number() : bytes.Int(1, 5);
   if (bytes.OneIn(2)) args.split = bytes.OneIn(8) ? bytes.Number() : bytes.Int(1, 20);
 }
@@ -283,8 +285,7 @@ void Slices(ByteReader& bytes) {
     FUZZ_CHECK(slice.first_req >= 0 && slice.end_req >= slice.first_req && slice.end_req <= padded_reqs);
     const size_t rows = static_cast<size_t>(slice.end_req - slice.first_req);
     Ints starts(rows + 1, -9), lengths(rows, -9), computed(rows, -9);
-    FUZZ_EXPECT(FWDMETA_OK,
-                fwdmeta_slice_lengths(&args, &slice, starts.data(), lengths.data(), computed.data()));
+    FUZZ_EXPECT(FWDMETA_OK, fwdmeta_slice_lengths(&args, &slice, starts.data(), lengths.data(), computed.data()));
     FUZZ_CHECK(starts[0] == 0 && starts[rows] == slice.num_tokens && std::is_sorted(starts.begin(), starts.end()));
     int64_t token = 0;  // the first of each request
     for (int64_t i = 0; i < args.num_reqs; ++i) {
@@ -440,7 +441,9 @@ void Helpers(ByteReader& bytes) {
   l.seq_lens = step.seq_lens.data();
   l.num_reqs = reqs;
   l.block_size = bytes.OneIn(16) ? bytes.Number() : bytes.Int(1, 8);
-  l.attn_chunk_size = bytes.OneIn(16) ? bytes.Number() : l.block_size > 0 && l.block_size < 64 ? l.block_size * times : 1;
+  l.attn_chunk_size = bytes.OneIn(16)                         ? bytes.Number()
+                      : l.block_size > 0 && l.block_size < 64 ? l.block_size * times
+                                                              : 1;
   const int64_t width = bytes.Int(0, 6);
   Ints table(static_cast<size_t>(reqs * width), 3);
   if (!bytes.OneIn(4)) l.block_table = {table.data(), width, width, nullptr};
@@ -449,10 +452,10 @@ void Helpers(ByteReader& bytes) {
   status = FUZZ_CALL(fwdmeta_local_attention(&l, 0, nullptr, nullptr, nullptr, nullptr, &count));
   if (count < 0 || count > 256) return;
   Ints queries(count), lengths(count), requests(count), tables(count * columns);
-  const bool wants_table = l.block_table.data != nullptr && l.attn_chunk_size / std::max<int64_t>(l.block_size, 1) <= 64;
-  const fwdmeta_status_t filled =
-      FUZZ_CALL(fwdmeta_local_attention(&l, count, queries.data(), lengths.data(),
-                                        wants_table ? tables.data() : nullptr, requests.data(), &count));
+  const bool wants_table =
+      l.block_table.data != nullptr && l.attn_chunk_size / std::max<int64_t>(l.block_size, 1) <= 64;
+  const fwdmeta_status_t filled = FUZZ_CALL(fwdmeta_local_attention(
+      &l, count, queries.data(), lengths.data(), wants_table ? tables.data() : nullptr, requests.data(), &count));
   if (filled != FWDMETA_OK) return;
   const auto sum = [](const Ints& values) { return std::accumulate(values.begin(), values.end(), int64_t{0}); };
   FUZZ_CHECK(sum(queries) == sum(step.query_lens) && std::is_sorted(requests.begin(), requests.end()));
@@ -738,10 +741,9 @@ class Contexts {
     int64_t number = 0;
     double real = 0;
     const size_t kind = bytes_.Byte() % 3;
-    const fwdmeta_status_t status =
-        kind == 0   ? FUZZ_CALL(fwdmeta_context_get_pointer(handle, name.c_str(), &pointer))
-        : kind == 1 ? FUZZ_CALL(fwdmeta_context_get_int64(handle, name.c_str(), &number))
-                    : FUZZ_CALL(fwdmeta_context_get_double(handle, name.c_str(), &real));
+    const fwdmeta_status_t status = kind == 0   ? FUZZ_CALL(fwdmeta_context_get_pointer(handle, name.c_str(), &pointer))
+                                    : kind == 1 ? FUZZ_CALL(fwdmeta_context_get_int64(handle, name.c_str(), &number))
+                                                : FUZZ_CALL(fwdmeta_context_get_double(handle, name.c_str(), &real));
     if (Getting(context) != FWDMETA_OK) {
       FUZZ_CHECK(status == Getting(context));
       return;
@@ -855,21 +857,22 @@ class Contexts {
     Context* context = Choose(&handle);
     const int64_t layer = bytes_.OneIn(8) ? bytes_.Number() : bytes_.Int(-1, 5);
     const int64_t slice = bytes_.OneIn(8) ? bytes_.Number() : bytes_.Int(0, 3);
-    const bool inside = context != nullptr && layer >= FWDMETA_ALL_LAYERS && layer < context->num_layers && slice >= 0 &&
-                        slice < context->max_slices;
+    const bool inside = context != nullptr && layer >= FWDMETA_ALL_LAYERS && layer < context->num_layers &&
+                        slice >= 0 && slice < context->max_slices;
     static const int64_t kSlots[4] = {};
     const fwdmeta_attn_metadata_t metadata = {kSlots, 0};
     fwdmeta_attn_metadata_t got = {};
     const int64_t* slots = nullptr;
     int64_t count = 0;
     const auto expect = [&](fwdmeta_status_t state, fwdmeta_status_t status) {
-      FUZZ_CHECK(status == (state != FWDMETA_OK ? state : inside ? FWDMETA_OK : FWDMETA_OUT_OF_RANGE) ||
+      FUZZ_CHECK(status == (state != FWDMETA_OK ? state
+                            : inside            ? FWDMETA_OK
+                                                : FWDMETA_OUT_OF_RANGE) ||
                  (state == FWDMETA_OK && inside && status == FWDMETA_NOT_SET));
     };
     switch (bytes_.Byte() % 5) {
       case 0:
-        return expect(Setting(context),
-                      FUZZ_CALL(fwdmeta_context_set_attn_metadata(handle, layer, slice, &metadata)));
+        return expect(Setting(context), FUZZ_CALL(fwdmeta_context_set_attn_metadata(handle, layer, slice, &metadata)));
       case 1: {
         const fwdmeta_status_t status = FUZZ_CALL(fwdmeta_context_get_attn_metadata(handle, layer, slice, &got));
         if (status == FWDMETA_OK) FUZZ_CHECK(got.pointer == kSlots);
@@ -914,9 +917,9 @@ class Contexts {
     if (Moving(context) != FWDMETA_OK) {
       FUZZ_CHECK(status == Moving(context));
     } else if (which == 0) {
-      FUZZ_CHECK(status == (!context->has_layers                       ? FWDMETA_NOT_SET
+      FUZZ_CHECK(status == (!context->has_layers                    ? FWDMETA_NOT_SET
                             : context->next_moe == context->num_moe ? FWDMETA_OUT_OF_RANGE
-                                                                       : FWDMETA_OK));
+                                                                    : FWDMETA_OK));
       context->next_moe += status == FWDMETA_OK;
     } else if (which == 1) {
       FUZZ_CHECK(status == (context->local_sizes == 8 ? FWDMETA_CAPACITY_EXCEEDED : FWDMETA_OK));

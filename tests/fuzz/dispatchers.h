@@ -1,6 +1,6 @@
 // Dispatchers out of bytes.
-#ifndef FWDMETA_TESTS_FUZZ_GRAPHS_H_
-#define FWDMETA_TESTS_FUZZ_GRAPHS_H_
+#ifndef FWDMETA_TESTS_FUZZ_DISPATCHERS_H_
+#define FWDMETA_TESTS_FUZZ_DISPATCHERS_H_
 
 #include <vector>
 
@@ -41,4 +41,4 @@ inline std::vector<fwdmeta_graph_key_t> KeysOf(fwdmeta_dispatcher_t dispatcher) 
 
 }  // namespace fwdmeta_fuzz
 
-#endif  // FWDMETA_TESTS_FUZZ_GRAPHS_H_
+#endif  // FWDMETA_TESTS_FUZZ_DISPATCHERS_H_
