@@ -1,4 +1,5 @@
-// The smallest step with a decode and a prompt, on the host backend, for tests of how the library is loaded and watched.
+// The smallest step with a decode and a prompt, on the host backend, for tests of how the library is loaded and
+// watched.
 #ifndef FWDMETA_TESTS_TWO_SLOTS_H_
 #define FWDMETA_TESTS_TWO_SLOTS_H_
 

@@ -1,5 +1,5 @@
-// Loops that are compiled twice: for the baseline of the architecture, and for wider vectors where the machine has them.
-// Their body is a function marked FWDMETA_ALWAYS_INLINE, which two others call, one of them marked FWDMETA_AVX2.
+// Loops that are compiled twice: for the baseline of the architecture, and for wider vectors where the machine has
+// them. Their body is a function marked FWDMETA_ALWAYS_INLINE, which two others call, one of them marked FWDMETA_AVX2.
 #pragma once
 
 #define FWDMETA_ALWAYS_INLINE __attribute__((always_inline)) inline

@@ -100,7 +100,8 @@ Status Meta::GetField(fwdmeta_field_t index, int32_t group, fwdmeta_tensor_t* ou
     const Outputs& outputs = backend.outputs(generation_);
     data = index == FWDMETA_FIELD_SLOT_MAPPING ? outputs.slot_mapping[group] : outputs.array[index];
     if (data == nullptr) {
-      return Fail(FWDMETA_NOT_FOUND, "%s is not built: outputs leaves it out, or the configuration has no use for it", field.name);
+      return Fail(FWDMETA_NOT_FOUND, "%s is not built: outputs leaves it out, or the configuration has no use for it",
+                  field.name);
     }
   }
   fwdmeta_tensor_t tensor = FWDMETA_TENSOR_INITIALIZER;
