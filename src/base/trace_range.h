@@ -34,7 +34,8 @@ class TraceRange {
 class TraceRange {
  public:
   explicit TraceRange(const char*) {}
-  ~TraceRange() {}  // so that a range that is not read is no unused variable
+  // Not defaulted, so that a range that is not read is no unused variable. NOLINTNEXTLINE(modernize-use-equals-default)
+  ~TraceRange() {}
 };
 #endif
 

@@ -55,7 +55,7 @@ constexpr const char* kTail = R"(  COMPREPLY=($(compgen -W "$words" -- "$word"))
 }  // namespace
 
 std::string bash_completion(const CLI::App& app) {
-  const std::string name = app.get_name();
+  const std::string& name = app.get_name();
   ValuePatterns values;
   std::vector<std::string> first_words;
   std::string options;

@@ -299,4 +299,5 @@ int run(int argc, char** argv) {
 
 }  // namespace fwdmeta::command
 
+// Without memory it ends by the exception. NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) { return fwdmeta::command::run(argc, argv); }

@@ -80,7 +80,7 @@ which records the library writes to standard error [warn]
 }  // namespace
 
 std::string man_page(const CLI::App& app, const std::string& version) {
-  const std::string name = app.get_name();
+  const std::string& name = app.get_name();
   std::string upper = name;
   for (char& c : upper) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   std::string page = ".TH " + upper + " 1 \"\" \"" + escaped(version) + "\" \"User Commands\"\n";

@@ -7,11 +7,11 @@ namespace fwdmeta::command {
 
 namespace {
 
-constexpr int kBrokenLevels = 2;
+constexpr size_t kBrokenLevels = 2;
 constexpr size_t kShownHead = 16;
 constexpr size_t kShownTail = 4;
 
-void append(std::string& text, const Json& json, int level) {
+void append(std::string& text, const Json& json, size_t level) {
   if (!json.is_object() || json.empty() || level == kBrokenLevels) {
     text += json.dump(-1, ' ', false, Json::error_handler_t::replace);
     return;
@@ -67,7 +67,7 @@ std::string wrapped(const std::string& label, const std::string& text) {
 }
 
 std::string shortened(int64_t value, int digits) {
-  const std::string plain = std::to_string(value);
+  std::string plain = std::to_string(value);
   if (static_cast<int>(plain.size()) <= digits) return plain;
   double scaled = std::fabs(static_cast<double>(value));
   const char* unit = "";

@@ -22,7 +22,7 @@ size_t num_entries(const fwdmeta_tensor_t& tensor) {
 
 }  // namespace
 
-ReplayCheck::ReplayCheck(fwdmeta_config_t config, const fwdmeta_builder_info_t& info, Device* device)
+ReplayCheck::ReplayCheck(const fwdmeta_config_t& config, const fwdmeta_builder_info_t& info, Device* device)
     : reference_(reference_config(config, info)), device_(device) {}
 
 void ReplayCheck::compare(const Step& tested, const fwdmeta_batch_t& batch) {

@@ -16,7 +16,7 @@ namespace fwdmeta::command {
 class ReplayCheck {
  public:
   // `config` and `info` are those of the builder under test, whose arrays are on `device` (null: host memory).
-  ReplayCheck(fwdmeta_config_t config, const fwdmeta_builder_info_t& info, Device* device);
+  ReplayCheck(const fwdmeta_config_t& config, const fwdmeta_builder_info_t& info, Device* device);
 
   // `batch` is the batch of `tested` with all its arrays in host memory.
   void compare(const Step& tested, const fwdmeta_batch_t& batch);

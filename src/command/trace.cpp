@@ -128,6 +128,7 @@ std::vector<Request> read_trace(const std::string& path) {
   std::stable_sort(timed.begin(), timed.end(),
                    [](const TimedRequest& a, const TimedRequest& b) { return a.timestamp < b.timestamp; });
   std::vector<Request> requests;
+  requests.reserve(timed.size());
   for (const TimedRequest& item : timed) requests.push_back(item.request);
   return requests;
 }

@@ -32,12 +32,12 @@ class Dispatcher {
   uint8_t* FindFlag(const fwdmeta_graph_key_t& key);
   int64_t num_piecewise_keys() const { return static_cast<int64_t>(piecewise_sizes_.size() * config_.cases.size()); }
 
-  GraphConfig config_;
+  GraphConfig config_ = {};
   std::vector<int32_t> piecewise_sizes_;
   std::vector<std::vector<int32_t>> full_sizes_;
   std::vector<Ladder> full_;
   std::vector<uint8_t> captured_;  // a flag a key: PIECEWISE, then ladder after ladder, each [size][case]
-  DispatchTable table_;
+  DispatchTable table_ = {};
   uint64_t config_hash_ = 0;
   bool reserved_handle_ = false;
 };

@@ -95,7 +95,7 @@ class ForwardContext {
   struct Cursor {
     size_t moe = 0;  // of the MoE list
     int num_local_sizes = 0;
-    Borrowed<int64_t> local_sizes[kMaxLocalSizes];
+    Borrowed<int64_t> local_sizes[kMaxLocalSizes] = {};
   };
 
   Status CheckBuilding() const;

@@ -29,7 +29,7 @@ class Transport {
   enum { kIdle, kRunning, kDestroyed };
   std::atomic<int> state_{kIdle};
   bool reserved_ = false;
-  fwdmeta_transport_config_t config_;
+  fwdmeta_transport_config_t config_ = {};
   std::unique_ptr<fwdmeta_rank_row_t[]> rows_;  // [num_ranks], of the running gather
   std::unique_ptr<NcclGather> nccl_;            // null: the callback gathers
 };

@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdarg>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -295,7 +296,8 @@ Status Meta::DumpAll(bool json, fwdmeta_write_callback_t write, void* user) cons
                                               "warnings",
                                               "error",
                                               "error_slot"};
-  const int32_t* values = &counts.batch_size;
+  int32_t values[kNumCounts];  // they lie one behind the other
+  std::memcpy(values, reinterpret_cast<const char*>(&counts) + offsetof(fwdmeta_counts_t, batch_size), sizeof(values));
   for (int i = 0; i < kNumCounts; ++i) {
     out.Print(json ? "%s\"%s\": %d" : "%s%-28s %d\n", json ? (i == 0 ? "{" : ", ") : "", kNames[i], values[i]);
   }

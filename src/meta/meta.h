@@ -60,10 +60,10 @@ class Meta {
   std::atomic<int32_t> open_readers_{0};
   CountsBlock* view_ = nullptr;  // where its *_cpu fields lie
   mutable std::mutex mutex_;     // guards what follows
-  int64_t attrs_[FWDMETA_ATTR_COUNT];
+  int64_t attrs_[FWDMETA_ATTR_COUNT] = {};
   TensorTable tensors_;
   bool has_attn_backend_ = false;
-  char attn_backend_name_[kLongestName + 1];
+  char attn_backend_name_[kLongestName + 1] = {};
   void* attn_backend_ = nullptr;
 };
 
