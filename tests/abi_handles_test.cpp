@@ -74,7 +74,7 @@ class Copy {
     std::filesystem::create_directory(folder);
     const std::filesystem::path path = folder / "libfwdmeta_copy.so";
     std::filesystem::copy_file(FWDMETA_LIBRARY, path, std::filesystem::copy_options::overwrite_existing);
-    library_.reset(new Loaded(path, RTLD_NOW | RTLD_LOCAL));
+    library_ = std::make_unique<Loaded>(path, RTLD_NOW | RTLD_LOCAL);
     std::filesystem::remove_all(folder);
   }
   template <class Function>
