@@ -20,6 +20,9 @@ __device__ bool IsSame(const Found& a, const Found& b) {
 // Block x writes what it found, or -2 for the slot where its threads do not agree.
 __global__ void FindTiles(const __grid_constant__ fwdmeta_device_view_v1_t view, fwdmeta_mapping_t mapping, How how,
                           Found* found) {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
   const fwdmeta::Tile tile = how == kByList     ? fwdmeta::tile_of(view, mapping, blockIdx.x)
                              : how == kBySearch ? fwdmeta::tile_of_search(view, mapping, blockIdx.x)
                                                 : fwdmeta::tile_of_warp_search(view, mapping, blockIdx.x);
@@ -52,12 +55,21 @@ class Consumers {
     counts_ = std::make_unique<Buffer>(FWDMETA_BACKEND_CUDA, FWDMETA_MAPPING_COUNT * sizeof(int32_t));
   }
 
-  void Launch(cudaStream_t stream) {
+  // `programmatic`: each may begin while the kernel before it runs, and waits for that where it reads the first array.
+  void Launch(cudaStream_t stream, bool programmatic = false) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t launch = {};
+    launch.blockDim = dim3(kThreads);
+    launch.stream = stream;
+    launch.attrs = &attribute;
+    launch.numAttrs = programmatic && HasProgrammaticLaunch() ? 1 : 0;
     auto* to = static_cast<Found*>(found_->data());
     for (fwdmeta_mapping_t i = 0; i < FWDMETA_MAPPING_COUNT; ++i) {
       for (int how = with_lists() ? kByList : kBySearch; how < kWays; ++how, to += entries_[i]) {
-        FindTiles<<<static_cast<unsigned>(entries_[i]), kThreads, 0, stream>>>(view_, i, static_cast<How>(how), to);
-        ASSERT_EQ(cudaSuccess, cudaGetLastError());
+        launch.gridDim = dim3(static_cast<unsigned>(entries_[i]));
+        ASSERT_EQ(cudaSuccess, cudaLaunchKernelEx(&launch, FindTiles, view_, i, static_cast<How>(how), to));
       }
     }
     CountTiles<<<1, FWDMETA_MAPPING_COUNT, 0, stream>>>(view_, static_cast<int32_t*>(counts_->data()));
@@ -87,6 +99,11 @@ class Consumers {
   }
 
  private:
+  static bool HasProgrammaticLaunch() {
+    int major = 0;
+    EXPECT_EQ(cudaSuccess, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    return major >= 9;
+  }
   bool with_lists() const { return view_.mappings[0].batch_ids != nullptr; }
 
   fwdmeta_device_view_v1_t view_ = {};
@@ -137,12 +154,12 @@ TEST_F(DeviceCodeOnDevice, FindsTheTilesOfFullBatches) {
     Consumers consumers(builder.meta());
     consumers.Launch(nullptr);
     consumers.Expect(config, batch, reference::Build(config, batch));
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 
 // A build and its consumers in one graph, whose grids are the capacities: replays follow the lengths.
-TEST_F(DeviceCodeOnDevice, FollowsTheReplaysOfACapturedStep) {
+void RunReplays(bool programmatic) {
   const uint64_t seed = std::random_device{}();
   Random random(seed);
   for (int i = 0; i < 24; ++i) {
@@ -172,16 +189,16 @@ TEST_F(DeviceCodeOnDevice, FollowsTheReplaysOfACapturedStep) {
       ASSERT_OK(fwdmeta_meta_destroy(meta));
       consumers.Launch(stream);
       consumers.Expect(config, shape, reference::Build(config, shape));
-      if (HasFailure()) return;
+      if (::testing::Test::HasFailure()) return;
 
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;
       ASSERT_EQ(cudaSuccess, cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
       EXPECT_OK(fwdmeta_build(builder.handle(), &captured, nullptr, nullptr));
-      consumers.Launch(stream);
+      consumers.Launch(stream, programmatic);
       ASSERT_EQ(cudaSuccess, cudaStreamEndCapture(stream, &graph));
       ASSERT_EQ(cudaSuccess, cudaGraphInstantiate(&exec, graph, 0));
-      for (int n = 0; n < 6 && !HasFailure(); ++n) {
+      for (int n = 0; n < 6 && !::testing::Test::HasFailure(); ++n) {
         reference::Batch batch = n == 0 ? shape : next_batch();
         if (n == 4) Spoil(random, config, &batch);
         if (batch.size() != slots || batch.num_padded_tokens != shape.num_padded_tokens) continue;
@@ -196,9 +213,13 @@ TEST_F(DeviceCodeOnDevice, FollowsTheReplaysOfACapturedStep) {
       EXPECT_EQ(cudaSuccess, cudaGraphDestroy(graph));
     }
     EXPECT_EQ(cudaSuccess, cudaStreamDestroy(stream));
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
+
+TEST_F(DeviceCodeOnDevice, FollowsTheReplaysOfACapturedStep) { RunReplays(false); }
+// Consumers that begin while the build runs read what it has written.
+TEST_F(DeviceCodeOnDevice, FollowsThemUnderProgrammaticLaunch) { RunReplays(true); }
 
 }  // namespace
 }  // namespace fwdmeta_test

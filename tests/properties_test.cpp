@@ -138,6 +138,49 @@ TEST_P(Properties, RandomBatchesEqualTheModel) {
   EXPECT_GE(warnings, batches / 20);
 }
 
+// Steps in which no slot has more than one token, which backends may build in a shorter way, and steps that only look
+// like it: a slot of two tokens beside an idle one, a prompt of one token, a bad slot.
+TEST_P(Properties, StepsOfOneTokenToASlotAndNearlySo) {
+  const uint64_t seed = Seed();
+  int64_t all_of_one = 0, nearly = 0;
+  for (int round = 0; round < 80; ++round) {
+    Random random(seed * 7919 + static_cast<uint64_t>(round));
+    const reference::Config config = RandomConfig(random, random.Pick<int64_t>({1, 8, 40, 200, 1100}));
+    Builder builder(backend(), config);
+    for (int step = 0; step < 30; ++step) {
+      reference::Batch batch = RandomBatch(random, config, random.Int(1, config.max_batch_size));
+      for (int64_t b = 0; b < batch.size(); ++b) {
+        if (batch.this_time[b] <= 0) continue;
+        batch.encoder[b] = 0;
+        batch.this_time[b] = 1;
+        batch.decoder[b] = std::min<int32_t>(batch.decoder[b], static_cast<int32_t>(config.max_model_len) - 1);
+      }
+      const int64_t odd = random.Int(0, batch.size() - 1), idle = random.Int(0, batch.size() - 1);
+      const int kind = random.Chance(0.5) ? static_cast<int>(random.Int(0, 2)) : -1;
+      if (kind == 0 && odd != idle && config.max_model_len > 1) {
+        batch.this_time[idle] = 0;
+        batch.this_time[odd] = 2;
+        batch.encoder[odd] = 0;
+        batch.decoder[odd] = 0;
+      } else if (kind == 1) {
+        batch.encoder[odd] = batch.this_time[odd] = 1;
+        batch.decoder[odd] = 0;
+      }
+      int64_t tokens = 0;
+      for (const int32_t n : batch.this_time) tokens += n;
+      batch.num_padded_tokens =
+          random.Chance(0.2) ? -1 : std::min(config.max_num_tokens, std::max(tokens, batch.size()));
+      if (kind == 2) Spoil(random, config, &batch);
+      ++(kind < 0 ? all_of_one : nearly);
+      SCOPED_TRACE("round " + std::to_string(round) + ", step " + std::to_string(step));
+      ASSERT_TRUE(builder.Run(batch, random.Chance(0.3) ? FWDMETA_MEMORY_HOST : FWDMETA_MEMORY_DEVICE,
+                              random.Int(0, config.generations - 1)));
+    }
+  }
+  EXPECT_GT(all_of_one, 800);
+  EXPECT_GT(nearly, 800);
+}
+
 // The first build of a set too, whose memory held anything before creation.
 TEST_P(Properties, FirstBuildsOfFreshBuilders) {
   Random random(Seed() + 1);

@@ -73,7 +73,10 @@ FWDMETA_HD int64_t IdOfToken(const Inputs& inputs, int32_t pad_token_id, int32_t
                              bool* invalid) {
   if (inputs.offsets != nullptr) i += inputs.offsets[row] & INT32_MAX;
   const bool draft = !prefill && inputs.draft_tokens.data != nullptr;
-  const Rows<int64_t>& rows = draft ? inputs.draft_tokens : inputs.input_ids;
+  // Member by member: a choice between the two as wholes would be one of addresses, which a kernel has to wait for.
+  const Rows<int64_t>&drafts = inputs.draft_tokens, &ids = inputs.input_ids;
+  const Rows<int64_t> rows = {draft ? drafts.data : ids.data, draft ? drafts.row_stride : ids.row_stride,
+                              draft ? drafts.width : ids.width, draft ? drafts.row_lengths : ids.row_lengths};
   *invalid = rows.data == nullptr || !rows.Contains(row, i);
   return *invalid ? pad_token_id : rows.At(row, i);
 }

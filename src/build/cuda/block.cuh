@@ -35,6 +35,31 @@ __device__ __forceinline__ uint32_t WarpReduce(Reduction reduction, uint32_t val
   return reduction == Reduction::kSum ? WarpSum(value) : reduction == Reduction::kMax ? WarpMax(value) : WarpOr(value);
 }
 
+// One quantity's total over the block's warps, by one thread each: rows are padded, so lanes with different rows read
+// different banks.
+template <int kItems, bool kChunked>
+__device__ uint32_t TotalOfRow(const BlockShared<kItems, kChunked>& shared, int32_t row) {
+  const uint32_t warps = blockDim.x / 32;
+  uint32_t sum = 0, most = 0, bits = 0;
+  for (uint32_t warp = 0; warp < warps; ++warp) {
+    const uint32_t value = shared.partial[row][warp];
+    sum += value;
+    most = max(most, value);
+    bits |= value;
+  }
+  const Reduction reduction = ReductionOf(row);
+  return reduction == Reduction::kSum ? sum : reduction == Reduction::kMax ? most : bits;
+}
+
+// MlaSearch's choice, of a warp whose lane i has the tiles of candidate i + 1: the largest remainder, and of equal ones
+// the last.
+__device__ __forceinline__ uint32_t BestMlaCandidate(uint32_t tiles, uint32_t num_sms) {
+  const uint32_t candidate = LaneId() + 1;
+  const uint32_t rest = candidate <= kMlaSearchSteps ? tiles % num_sms : 0;
+  const uint32_t most = WarpMax(rest);
+  return 32 - __clz(__ballot_sync(kAllLanes, candidate <= kMlaSearchSteps && rest == most));
+}
+
 // kItems consecutive slots per thread; kChunked: one of several chunks of slots, whose sums a first launch has left.
 template <int kItems, bool kChunked>
 class SlotBlock {
@@ -186,14 +211,11 @@ class SlotBlock {
       PutCandidates();
       __syncthreads();
     }
-    MlaSearch search;
-#pragma unroll
-    for (int i = 1; i <= kMlaSearchSteps; ++i) {
-      const int32_t row = kSumCandidates + i - 1;
-      search.Consider(i, kChunked ? shared_.total[row] : Sum(row), args_.plan.num_sms);
-    }
-    *best_candidate = search.best;
-    return MakeMlaChunk(args_.plan, args_.inputs.batch_size, search.best);
+    const int32_t row = kSumCandidates + static_cast<int32_t>(LaneId());
+    uint32_t tiles = 0;
+    if (LaneId() < kMlaSearchSteps) tiles = kChunked ? shared_.total[row] : TotalOfRow(shared_, row);
+    *best_candidate = BestMlaCandidate(tiles, args_.plan.num_sms);
+    return MakeMlaChunk(args_.plan, args_.inputs.batch_size, *best_candidate);
   }
   __device__ void PutCandidates() {
 #pragma unroll
@@ -339,22 +361,6 @@ __device__ void PutAllQuantities(const BuildArgs& args, SlotBlock<kItems, kChunk
       block.Put(row, 0);
     }
   }
-}
-
-// One quantity's total over the block's warps, by one thread each: rows are padded, so lanes with different rows read
-// different banks.
-template <int kItems, bool kChunked>
-__device__ uint32_t TotalOfRow(const BlockShared<kItems, kChunked>& shared, int32_t row) {
-  const uint32_t warps = blockDim.x / 32;
-  uint32_t sum = 0, most = 0, bits = 0;
-  for (uint32_t warp = 0; warp < warps; ++warp) {
-    const uint32_t value = shared.partial[row][warp];
-    sum += value;
-    most = max(most, value);
-    bits |= value;
-  }
-  const Reduction reduction = ReductionOf(row);
-  return reduction == Reduction::kSum ? sum : reduction == Reduction::kMax ? most : bits;
 }
 
 }  // namespace fwdmeta

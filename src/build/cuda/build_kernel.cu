@@ -2,6 +2,7 @@
 // outputs; no block waits for another.
 #include "build/cuda/counts_role.cuh"
 #include "build/cuda/lengths_role.cuh"
+#include "build/cuda/plain_step.cuh"
 #include "build/cuda/rows_role.cuh"
 #include "build/cuda/tiles_role.cuh"
 #include "build/cuda/tokens_role.cuh"
@@ -10,14 +11,8 @@ namespace fwdmeta {
 namespace {
 
 template <int kItems, bool kChunked>
-__global__ void __launch_bounds__(kMaxThreads) build_kernel(const __grid_constant__ BuildArgs args) {
-  __shared__ BlockShared<kItems, kChunked> shared;
-  int32_t role = kNumRoles - 1;
-#pragma unroll
-  for (int32_t i = kNumRoles - 1; i > 0; --i) {
-    if (static_cast<int32_t>(blockIdx.x) < args.first_block[i]) role = i - 1;
-  }
-  const uint32_t index = blockIdx.x - args.first_block[role];
+__device__ __forceinline__ void RunRole(const BuildArgs& args, BlockShared<kItems, kChunked>& shared, int32_t role,
+                                        uint32_t index) {
   switch (role) {
     case kRoleCounts:
       CountsRole<kItems, kChunked>(args, shared, role, index).Run();
@@ -25,11 +20,17 @@ __global__ void __launch_bounds__(kMaxThreads) build_kernel(const __grid_constan
     case kRoleLengths:
       LengthsRole<kItems, kChunked>(args, shared, role, index).Run();
       break;
-    case kRoleTiles:
-      TilesRole<kItems, kChunked, kDecoder, kEncoder>(args, shared, role, index).Run();
+    case kRoleTiles + kDecoder:
+      TilesRole<kItems, kChunked, kDecoder>(args, shared, role, index).Run();
       break;
-    case kRoleKvTiles:
-      TilesRole<kItems, kChunked, kKv, kPreCache>(args, shared, role, index).Run();
+    case kRoleTiles + kEncoder:
+      TilesRole<kItems, kChunked, kEncoder>(args, shared, role, index).Run();
+      break;
+    case kRoleTiles + kKv:
+      TilesRole<kItems, kChunked, kKv>(args, shared, role, index).Run();
+      break;
+    case kRoleTiles + kPreCache:
+      TilesRole<kItems, kChunked, kPreCache>(args, shared, role, index).Run();
       break;
     case kRoleRows:
       RowsRole<kItems, kChunked>(args, shared, role, index).Run();
@@ -38,6 +39,69 @@ __global__ void __launch_bounds__(kMaxThreads) build_kernel(const __grid_constan
       TokensRole<kItems, kChunked>(args, shared, role, index).Run();
       break;
   }
+}
+
+// A consumer that has been launched for it (programmatic dependent launch) may begin, up to where it waits for the
+// build.
+__device__ __forceinline__ void LetConsumersBegin() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+template <int kItems, bool kChunked>
+__global__ void __launch_bounds__(kMaxThreads) build_kernel(const __grid_constant__ BuildArgs args) {
+  __shared__ BlockShared<kItems, kChunked> shared;
+  LetConsumersBegin();
+  int32_t role = kNumRoles - 1;
+#pragma unroll
+  for (int32_t i = kNumRoles - 1; i > 0; --i) {
+    if (static_cast<int32_t>(blockIdx.x) < args.first_block[i]) role = i - 1;
+  }
+  RunRole(args, shared, role, blockIdx.x - args.first_block[role]);
+}
+
+// Out of line, as its instructions are of no use to a plain step.
+__noinline__ __device__ void RunGeneralRole(const BuildArgs& args, BlockShared<1, false>& shared, int32_t role,
+                                            uint32_t index) {
+  __syncthreads();
+  RunRole(args, shared, role, index);
+}
+
+__global__ void __launch_bounds__(kMaxThreads) plain_kernel(const __grid_constant__ BuildLaunch args) {
+  __shared__ BlockShared<1, false> shared;
+  LetConsumersBegin();
+  const int32_t role = min(static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(kRoleTokens));
+  const uint32_t index = blockIdx.x - role;
+  PlainBlock block(args.plain, shared);
+  bool plain = false;
+  switch (role) {
+    case kRoleCounts:
+      plain = block.RunCounts();
+      break;
+    case kRoleLengths:
+      plain = block.RunLengths();
+      break;
+    case kRoleTiles + kDecoder:
+      plain = block.RunDecoderTiles();
+      break;
+    case kRoleTiles + kEncoder:
+      plain = block.RunNoTiles<kEncoder>();
+      break;
+    case kRoleTiles + kKv:
+      plain = block.RunNoTiles<kKv>();
+      break;
+    case kRoleTiles + kPreCache:
+      plain = block.RunNoTiles<kPreCache>();
+      break;
+    case kRoleRows:
+      plain = block.RunRows();
+      break;
+    default:
+      plain = block.RunTokens(args.build, index);
+      break;
+  }
+  if (!plain) RunGeneralRole(args.build, shared, role, index);
 }
 
 // The first of two launches: the sums of each chunk of slots.
@@ -78,9 +142,9 @@ __global__ void __launch_bounds__(kMaxThreads) chunk_kernel(const __grid_constan
   }
 }
 
-template <class Kernel>
-cudaError_t Launch(Kernel kernel, const BuildArgs& args, int32_t blocks, int32_t threads, cudaStream_t stream) {
-  void* parameters[] = {const_cast<BuildArgs*>(&args)};
+template <class Kernel, class Args>
+cudaError_t Launch(Kernel kernel, const Args& args, int32_t blocks, int32_t threads, cudaStream_t stream) {
+  void* parameters[] = {const_cast<Args*>(&args)};
   return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), parameters, 0, stream);
 }
 
@@ -105,11 +169,15 @@ cudaError_t LaunchBuild(const BuildArgs& args, int32_t num_blocks, int32_t threa
   return Launch(build_kernel<kChunkItems, true>, second, num_blocks, threads, stream);
 }
 
+cudaError_t LaunchPlainBuild(const BuildLaunch& args, int32_t num_blocks, int32_t threads, cudaStream_t stream) {
+  return Launch(plain_kernel, args, num_blocks, threads, stream);
+}
+
 cudaError_t LoadBuildKernels() {
   const void* kernels[] = {reinterpret_cast<const void*>(build_kernel<1, false>),
                            reinterpret_cast<const void*>(build_kernel<kSingleLaunchItems, false>),
                            reinterpret_cast<const void*>(build_kernel<kChunkItems, true>),
-                           reinterpret_cast<const void*>(chunk_kernel)};
+                           reinterpret_cast<const void*>(chunk_kernel), reinterpret_cast<const void*>(plain_kernel)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);

@@ -5,6 +5,32 @@
 
 namespace fwdmeta {
 
+// Lane i of the warp brings word i of the step's CountsBlock.
+__device__ __forceinline__ void PublishCounts(uint32_t word, int64_t step, MirrorEntry* entry, bool staged,
+                                              const CountsOut& out) {
+  const uint32_t lane = LaneId();
+  // With host lengths the host publishes the same words.
+  if (!staged) {
+    const_cast<volatile uint64_t*>(entry->word)[lane] = TagWord(step, word);
+    reinterpret_cast<volatile uint32_t*>(&entry->view)[lane] = word;
+    if (lane == 0) {
+      *const_cast<volatile uint64_t*>(&entry->step_high) = TagWord(step, static_cast<uint32_t>(step >> 32));
+    }
+  }
+  if (lane < kNumCounts && (lane < kNumInvalidSlots || lane > kWarnings)) out.counts[lane] = static_cast<int32_t>(word);
+  if (lane >= kNumCounts && lane < kNumCounts + FWDMETA_MAX_LEN_COUNT) {
+    out.max_len[lane - kNumCounts] = static_cast<int32_t>(word);
+  }
+  if (lane == kNumCounts + FWDMETA_MAX_LEN_COUNT) *out.chunk_size = static_cast<int32_t>(word);
+#pragma unroll
+  for (int32_t mapping = 0; mapping < kNumMappings; ++mapping) {
+    if (lane == kDecoderNumBlocks + mapping) *out.num_blocks[mapping] = static_cast<int32_t>(word);
+  }
+  constexpr uint32_t kNumbers = kNumCounts + FWDMETA_MAX_LEN_COUNT + 1;
+  if (lane >= kNumbers) reinterpret_cast<uint32_t*>(out.counts_i64)[lane - kNumbers] = word;
+  if (lane == 0) out.counts_i64[2] = step;
+}
+
 template <int kItems, bool kChunked>
 class CountsRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
@@ -17,6 +43,8 @@ class CountsRole : RoleBlock<kItems, kChunked> {
 
   // Lane i of the first warp brings up word i of the CountsBlock, which is quantity i for most.
   __device__ void Run() {
+    step_ = args_.step;
+    if (args_.captured) step_ = args_.builder->replays + 1;
     const bool search = SearchesMlaChunk(args_.plan, args_.inputs.batch_size);
     if constexpr (!kChunked) {
       block_.Load();
@@ -49,16 +77,15 @@ class CountsRole : RoleBlock<kItems, kChunked> {
     uint32_t decoder_tiles = own;  // lane kDecoderNumBlocks's
     int32_t chunk_size = 0;
     if (args_.plan.mla != 0) {
-      MlaSearch choice;
+      uint32_t best = 0;
       if (search) {
-        for (int i = 1; i <= kMlaSearchSteps; ++i) {
-          const int32_t row = kSumCandidates + i - 1;
-          const uint32_t tiles = kChunked ? shared_.total[row] : TotalOfRow(shared_, row);
-          choice.Consider(i, tiles, args_.plan.num_sms);
-          if (choice.best == i) decoder_tiles = tiles;
-        }
+        const int32_t row = kSumCandidates + static_cast<int32_t>(lane);
+        uint32_t tiles = 0;
+        if (lane < kMlaSearchSteps) tiles = kChunked ? shared_.total[row] : TotalOfRow(shared_, row);
+        best = BestMlaCandidate(tiles, args_.plan.num_sms);
+        decoder_tiles = __shfl_sync(kAllLanes, tiles, best - 1);
       }
-      chunk_size = MakeMlaChunk(args_.plan, args_.inputs.batch_size, choice.best).size;
+      chunk_size = MakeMlaChunk(args_.plan, args_.inputs.batch_size, best).size;
     }
     uint32_t word = lane < kSumCandidates ? own : 0;
     if (lane == kBatchSize) word = args_.inputs.batch_size;
@@ -74,47 +101,11 @@ class CountsRole : RoleBlock<kItems, kChunked> {
   }
 
  private:
-  template <Mapping kMapping>
-  __device__ void StoreNumBlocks(uint32_t word) {
-    constexpr int32_t kField = kMappingFields[kMapping].num_blocks;
-    if (LaneId() == kDecoderNumBlocks + kMapping) *args_.out.i32(kField) = static_cast<int32_t>(word);
-  }
-
   // Lane i of the first warp brings word i of the step's CountsBlock.
   __device__ void Publish(uint32_t word) {
-    const uint32_t lane = LaneId();
-    int64_t step = args_.step;
-    MirrorEntry* entry = args_.entry;
-    if (args_.captured) {
-      step = args_.builder->replays + 1;
-      entry = &args_.mirror->replay;
-    }
-    // With host lengths the host publishes the same words.
-    if (!args_.staged) {
-      const_cast<volatile uint64_t*>(entry->word)[lane] = TagWord(step, word);
-      reinterpret_cast<volatile uint32_t*>(&entry->view)[lane] = word;
-      if (lane == 0) {
-        *const_cast<volatile uint64_t*>(&entry->step_high) = TagWord(step, static_cast<uint32_t>(step >> 32));
-      }
-    }
-    const Outputs& out = args_.out;
-    if (lane < kNumCounts && (lane < kNumInvalidSlots || lane > kWarnings)) {
-      out.i32(FWDMETA_FIELD_COUNTS)[lane] = static_cast<int32_t>(word);
-    }
-    if (lane >= kNumCounts && lane < kNumCounts + FWDMETA_MAX_LEN_COUNT) {
-      out.i32(FWDMETA_FIELD_MAX_LEN_TENSOR)[lane - kNumCounts] = static_cast<int32_t>(word);
-    }
-    if (lane == kNumCounts + FWDMETA_MAX_LEN_COUNT) {
-      *out.i32(FWDMETA_FIELD_DECODER_CHUNK_SIZE_DEVICE) = static_cast<int32_t>(word);
-    }
-    StoreNumBlocks<kDecoder>(word);
-    StoreNumBlocks<kEncoder>(word);
-    StoreNumBlocks<kKv>(word);
-    StoreNumBlocks<kPreCache>(word);
-    constexpr uint32_t kNumbers = kNumCounts + FWDMETA_MAX_LEN_COUNT + 1;
-    if (lane >= kNumbers) reinterpret_cast<uint32_t*>(out.i64(FWDMETA_FIELD_COUNTS_I64))[lane - kNumbers] = word;
-    if (lane == 0) out.i64(FWDMETA_FIELD_COUNTS_I64)[2] = step;
-    if (args_.captured && lane == 0) args_.builder->replays = step;
+    if (args_.captured && LaneId() == 0) args_.builder->replays = step_;
+    PublishCounts(word, step_, args_.captured ? &args_.mirror->replay : args_.entry, args_.staged,
+                  MakeCountsOut(args_.out));
   }
 
   struct StepError {
@@ -202,6 +193,8 @@ class CountsRole : RoleBlock<kItems, kChunked> {
     }
     return shared_.found;
   }
+
+  int64_t step_;
 };
 
 }  // namespace fwdmeta

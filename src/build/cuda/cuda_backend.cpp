@@ -152,8 +152,9 @@ class CudaBackend final : public Reapable {
   Status Build(const BuildRequest& request) override {
     ContextGuard guard(context_);
     const cudaStream_t stream = static_cast<cudaStream_t>(request.stream);
-    BuildArgs args;
-    std::memcpy(&args, &prepared_[request.generation], sizeof(args));
+    BuildLaunch launch;
+    std::memcpy(&launch, &prepared_[request.generation], sizeof(launch));
+    BuildArgs& args = launch.build;
     args.inputs = request.inputs;
     args.step = request.step;
     args.captured = request.captured;
@@ -163,7 +164,10 @@ class CudaBackend final : public Reapable {
     if (args.staged) StageLengths(request, &args);
     const Grid grid = MakeGrid(request, &args);
     if (!request.captured) FWDMETA_TRY(WaitForReaders(request.generation, stream));
-    const cudaError_t error = LaunchBuild(args, grid.blocks, grid.threads, stream);
+    const bool plain = MayBePlain(grid, args);
+    if (plain) PreparePlain(args, &launch.plain);
+    const cudaError_t error = plain ? LaunchPlainBuild(launch, grid.blocks, grid.threads, stream)
+                                    : LaunchBuild(args, grid.blocks, grid.threads, stream);
     if (error != cudaSuccess) return StreamFail(request.stream, error, "the launch of a build");
     if (!request.captured) {
       ForgetReaders(request.generation);
@@ -344,14 +348,15 @@ class CudaBackend final : public Reapable {
     const bool chunked = config_.max_batch_size > kSingleLaunchSlots;
     for (int32_t i = 0; i < config_.generations; ++i) {
       PlaceOutputs(config_, plan_, device_arena_ + layout.set_bytes * i, &outputs_[i]);
-      BuildArgs& args = prepared_[i];
-      args = {};
+      prepared_[i] = {};
+      BuildArgs& args = prepared_[i].build;
       args.plan = plan_;
       args.out = outputs_[i];
       args.set = set_states_ + i;
       args.builder = builder_state_;
       args.mirror = OnDevice(tail_);
       args.chunks = chunked ? reinterpret_cast<ChunkSums*>(device_arena_ + layout.chunks) : nullptr;
+      prepared_[i].plain = MakePlain(args);
     }
     staged_copy_ = chunked ? reinterpret_cast<int32_t*>(device_arena_ + layout.staged_copy) : nullptr;
     if (config_.of_slice) {
@@ -465,7 +470,7 @@ class CudaBackend final : public Reapable {
 
     const int64_t per_pass = 4 * threads;  // entries that a block writes in one pass
     const int64_t rows = tokens * plan_.heads_per_kv_head;
-    const int64_t tiles = rows / std::min(plan_.encoder_rows.divisor, plan_.decoder_rows.divisor) + slots;
+    const auto tiles_of = [&](const FastDiv& rows_per_tile) { return rows / rows_per_tile.divisor + slots; };
     const int64_t pages = tokens / plan_.block.divisor + 2 * slots;
     const int64_t tail = CeilDiv(plan_.max_batch_size - slots, 32 * threads);
     const auto clamp = [&](int64_t blocks, int64_t most) {
@@ -475,19 +480,123 @@ class CudaBackend final : public Reapable {
     args->shares[kRoleLengths] = clamp(0, 16);
     // An MLA step's tiles follow from lengths that the host does not know.
     const int64_t mla_tiles = std::min<int64_t>(plan_.capacity[kDecoder], 16 * per_pass);
-    args->shares[kRoleTiles] = clamp(CeilDiv(std::max(tiles, plan_.mla != 0 ? mla_tiles : 0), 2 * per_pass), 64);
-    args->shares[kRoleKvTiles] = clamp(CeilDiv(pages, 2 * per_pass), 16);
+    const int64_t decoder_tiles = std::max(tiles_of(plan_.decoder_rows), plan_.mla != 0 ? mla_tiles : 0);
+    args->shares[kRoleTiles + kDecoder] = clamp(CeilDiv(decoder_tiles, 2 * per_pass), 64);
+    args->shares[kRoleTiles + kEncoder] = clamp(CeilDiv(tiles_of(plan_.encoder_rows), per_pass), 64);
+    args->shares[kRoleTiles + kKv] = clamp(CeilDiv(pages, per_pass), 16);
+    args->shares[kRoleTiles + kPreCache] = args->shares[kRoleTiles + kKv];
     args->shares[kRoleRows] = clamp(CeilDiv(std::min(tokens, 8 * slots), 4 * per_pass), 16);
     const int64_t most = std::max<int64_t>(1, int64_t{num_sms_} * kMaxThreads / threads / chunks);
     // One token to a lane while that keeps the blocks to one per multiprocessor.
     const int64_t per_block = tokens <= threads * num_sms_ ? std::min<int64_t>(threads, 512) : per_pass;
     args->shares[kRoleTokens] = clamp(CeilDiv(tokens, per_block), most);
+    args->simple_rows = RowsAreSimple(*args);
+    args->warps_per_share = static_cast<int32_t>(CeilDiv(threads / 32, args->shares[kRoleTokens]));
+    args->tokens_per_share = static_cast<int32_t>(CeilDiv(CeilDiv(token_bound, args->shares[kRoleTokens]), 128) * 128);
     int32_t blocks = 0;
     for (int32_t role = 0; role < kNumRoles; ++role) {
       args->first_block[role] = blocks;
       blocks += role == kRoleCounts ? 1 : args->shares[role] * static_cast<int32_t>(chunks);
     }
     return {blocks, static_cast<int32_t>(threads), static_cast<int32_t>(token_bound)};
+  }
+
+  bool RowsAreSimple(const BuildArgs& args) const {
+    const Inputs& inputs = args.inputs;
+    const PlanGroup& group = plan_.groups[0];
+    const bool simple_table = inputs.tables[0].data != nullptr && inputs.tables[0].row_lengths == nullptr &&
+                              group.ranks == 1 && group.pages_per_block == 1 && group.page.divisor != 0;
+    return (simple_table || args.out.slot_mapping[0] == nullptr) && inputs.offsets == nullptr &&
+           inputs.input_ids.row_lengths == nullptr && inputs.draft_tokens.row_lengths == nullptr;
+  }
+  // Whether every slot may have one token at most, in a batch for which PlainBlock has been written.
+  bool MayBePlain(const Grid& grid, const BuildArgs& args) const {
+    return grid.token_bound <= args.inputs.batch_size && args.num_chunks == 0 &&
+           args.inputs.batch_size <= kOneItemSlots && args.first_block[kRoleTokens] == kRoleTokens && plan_.mla == 0 &&
+           plan_.cp_size == 1 && !args.wide_sums && !args.check_kv && args.inputs.offsets == nullptr &&
+           TilesPerPlainSlot() <= kOwnerEntries;
+  }
+  uint32_t TilesPerPlainSlot() const { return plan_.decoder_rows.Quotient(plan_.heads_per_kv_head - 1) + 1; }
+
+  // What does not change from step to step.
+  PlainArgs MakePlain(const BuildArgs& args) const {
+    const Outputs& out = args.out;
+    PlainArgs plain = {};
+    plain.max_batch_size = plan_.max_batch_size;
+    plain.max_model_len = plan_.max_model_len;
+    plain.tiles_per_slot = TilesPerPlainSlot();
+    plain.set = args.set;
+    plain.builder = args.builder;
+    plain.page = plan_.groups[0].page;
+    plain.slot_mapping = out.slot_mapping[0];
+    plain.ids_remove_padding = out.i64(FWDMETA_FIELD_IDS_REMOVE_PADDING);
+    plain.position_ids = out.i64(FWDMETA_FIELD_POSITION_IDS);
+    plain.batch_id_per_token = out.i32(FWDMETA_FIELD_BATCH_ID_PER_TOKEN);
+    plain.mask_encoder_batch = out.i32(FWDMETA_FIELD_MASK_ENCODER_BATCH);
+    plain.is_padding = out.u8(FWDMETA_FIELD_IS_PADDING);
+    plain.pad_token_id = plan_.pad_token_id;
+    const auto want = [&plain](bool wanted, PlainWants bit) {
+      if (wanted) plain.wants |= bit;
+    };
+    want(plain.batch_id_per_token != nullptr, kWantsBatchIds);
+    want(plain.position_ids != nullptr, kWantsPositions);
+    want(plain.is_padding != nullptr, kWantsIsPadding);
+    want(plain.mask_encoder_batch != nullptr, kWantsMask);
+    want(plain.slot_mapping != nullptr, kWantsSlots);
+    want(plain.ids_remove_padding != nullptr, kWantsIds);
+    want(plan_.num_groups > 1, kOtherGroups);
+    plain.pad_seq_len = plan_.pad_seq_len;
+    plain.cu_seqlens_q = out.i32(FWDMETA_FIELD_CU_SEQLENS_Q);
+    plain.cu_seqlens_k = out.i32(FWDMETA_FIELD_CU_SEQLENS_K);
+    plain.attn_cu_seqlens_k = out.i32(FWDMETA_FIELD_ATTN_CU_SEQLENS_K);
+    plain.seq_lens_kv = out.i32(FWDMETA_FIELD_SEQ_LENS_KV);
+    plain.last_token_index = out.i32(FWDMETA_FIELD_LAST_TOKEN_INDEX);
+    plain.cu_seqlens_q_output = out.i32(FWDMETA_FIELD_CU_SEQLENS_Q_OUTPUT);
+    plain.seq_lens_output = out.i32(FWDMETA_FIELD_SEQ_LENS_OUTPUT);
+    plain.batch_id_per_token_output = out.i32(FWDMETA_FIELD_BATCH_ID_PER_TOKEN_OUTPUT);
+    plain.logits_indices = out.i32(FWDMETA_FIELD_LOGITS_INDICES);
+    for (int32_t i = 0; i < kNumMappings; ++i) {
+      const MappingFields& fields = kMappingFields[i];
+      plain.mapping[i] = {out.i32(fields.batch_ids), out.i32(fields.tile_ids), out.i32(fields.cu_tiles)};
+    }
+    plain.counts = MakeCountsOut(out);
+    return plain;
+  }
+  void PreparePlain(const BuildArgs& args, PlainArgs* plain) const {
+    plain->encoder = args.inputs.encoder;
+    plain->decoder = args.inputs.decoder;
+    plain->this_time = args.inputs.this_time;
+    plain->batch_size = args.inputs.batch_size;
+    plain->num_padded_tokens = args.inputs.num_padded_tokens;
+    plain->token_limit = args.token_limit;
+    plain->captured = args.captured;
+    plain->staged = args.staged;
+    plain->entry = args.captured ? &args.mirror->replay : args.entry;
+    plain->step = args.step;
+    plain->token_blocks = args.shares[kRoleTokens];
+    plain->warps_per_block = args.warps_per_share;
+    const auto is_simple = [&](const auto& rows) {
+      return rows.data != nullptr && rows.row_lengths == nullptr && rows.row_stride >= 0 &&
+             rows.row_stride <= INT32_MAX / (kOneItemSlots + 1);
+    };
+    if ((plain->wants & kWantsSlots) != 0) {
+      const PlanGroup& group = plan_.groups[0];
+      const Rows<int32_t>& table = args.inputs.tables[0];
+      plain->wants |= is_simple(table) && group.ranks == 1 && group.pages_per_block == 1 && group.page.divisor != 0 &&
+                              table.width <= table.row_stride
+                          ? kPlainTable
+                          : kOtherTable;
+      plain->table = table.data;
+      plain->table_width = table.width;
+      plain->table_stride = static_cast<int32_t>(table.row_stride);
+    }
+    if ((plain->wants & kWantsIds) != 0) {
+      const Rows<int64_t>& ids =
+          args.inputs.draft_tokens.data != nullptr ? args.inputs.draft_tokens : args.inputs.input_ids;
+      if (ids.data != nullptr) plain->wants |= is_simple(ids) && ids.width > 0 ? kPlainIds : kOtherIds;
+      plain->ids = ids.data;
+      plain->ids_stride = static_cast<int32_t>(ids.row_stride);
+    }
   }
 
   Status WaitForReaders(int32_t generation, cudaStream_t stream) {
@@ -553,7 +662,7 @@ class CudaBackend final : public Reapable {
   int32_t* staged_copy_ = nullptr;
   SetState* set_states_ = nullptr;
   BuilderState* builder_state_ = nullptr;
-  BuildArgs prepared_[64];
+  BuildLaunch prepared_[64];
   int32_t token_bounds_[64] = {};  // of each set's latest build
   cudaStream_t private_stream_ = nullptr;
   cudaEvent_t work_event_ = nullptr;

@@ -10,7 +10,14 @@ namespace fwdmeta {
 
 // Output groups that different thread blocks write. Each block reads all lengths (or, above the single-launch size,
 // its chunk of slots) and scans only what its own outputs need.
-enum Role : int32_t { kRoleCounts, kRoleLengths, kRoleTiles, kRoleKvTiles, kRoleRows, kRoleTokens, kNumRoles };
+enum Role : int32_t {
+  kRoleCounts,
+  kRoleLengths,
+  kRoleTiles,  // one for each mapping
+  kRoleRows = kRoleTiles + kNumMappings,
+  kRoleTokens,
+  kNumRoles
+};
 
 constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kOneItemSlots = kMaxThreads;  // one slot to a thread: fewer threads with more slots take longer
@@ -21,6 +28,10 @@ constexpr int32_t kChunkItems = 1;            // and per thread of the second
 constexpr int32_t kMaxChunks = 128;
 constexpr int32_t kMaxSlots = kChunkSlots * kMaxChunks;
 static_assert(kMaxSlots == kMaxCudaSlots, "the limit that configurations are checked against");
+
+// Up to this many tiles, rows or tokens per slot the slot's own thread writes them; beyond it, all threads share the
+// entries and find each one's slot by binary search in the prefix sums.
+constexpr uint32_t kOwnerEntries = 4;
 
 // What the previous build of a set left, so what the next one has to erase past its own counts. Replaced only once
 // every block that reads it has done so.
@@ -72,6 +83,75 @@ struct ChunkSums {
   uint32_t value[kNumQuantities][kMaxChunks];
 };
 
+// Where the counts go beside the mirror.
+struct CountsOut {
+  int32_t *counts, *max_len, *chunk_size;
+  int32_t* num_blocks[kNumMappings];
+  int64_t* counts_i64;
+};
+
+FWDMETA_HD CountsOut MakeCountsOut(const Outputs& out) {
+  return {out.i32(FWDMETA_FIELD_COUNTS),
+          out.i32(FWDMETA_FIELD_MAX_LEN_TENSOR),
+          out.i32(FWDMETA_FIELD_DECODER_CHUNK_SIZE_DEVICE),
+          {out.i32(kMappingFields[kDecoder].num_blocks), out.i32(kMappingFields[kEncoder].num_blocks),
+           out.i32(kMappingFields[kKv].num_blocks), out.i32(kMappingFields[kPreCache].num_blocks)},
+          out.i64(FWDMETA_FIELD_COUNTS_I64)};
+}
+
+// A mapping's arrays; null where nobody wants them.
+struct MappingOut {
+  int32_t *batch_ids, *tile_ids, *cu_tiles;
+};
+
+// Of the tokens' arrays those that are built, and how simple it is: a bit is tested by one instruction, a pointer by
+// three.
+enum PlainWants : uint32_t {
+  kWantsBatchIds = 1,
+  kWantsPositions = 2,
+  kWantsIsPadding = 4,
+  kWantsMask = 8,
+  kWantsSlots = 16,
+  kWantsIds = 32,
+  kPlainTable = 64,    // by page alone, rows without lengths, indices of 32 bits
+  kPlainIds = 128,     // rows without lengths, indices of 32 bits
+  kOtherTable = 256,   // group 0 in the general way
+  kOtherIds = 512,     // likewise
+  kOtherGroups = 1024  // there are more than group 0
+};
+
+// What a plain decode step needs, in the order in which its blocks read it: parameters are fetched by lines of 64
+// bytes, one after the other, which is a good part of such a step's time.
+struct PlainArgs {
+  const int32_t *encoder, *decoder, *this_time;
+  int32_t batch_size, max_batch_size, max_model_len, token_limit;
+  uint32_t tiles_per_slot;  // of decode, at most kOwnerEntries
+  int32_t captured, staged;
+  SetState* set;
+  BuilderState* builder;
+  MirrorEntry* entry;  // of the step, or of all captured ones
+  int64_t step;
+  // Tokens.
+  uint32_t wants;                          // of what follows: PlainWants
+  uint32_t token_blocks, warps_per_block;  // of slots that write their own
+  int32_t pad_token_id;
+  FastDiv page;  // of cache group 0
+  int32_t table_width, table_stride, ids_stride;
+  const int32_t* table;
+  const int64_t* ids;  // drafts where there are any
+  int64_t *slot_mapping, *ids_remove_padding, *position_ids;
+  int32_t *batch_id_per_token, *mask_encoder_batch;
+  uint8_t* is_padding;
+  // Lengths.
+  int32_t pad_seq_len;
+  int32_t *cu_seqlens_q, *cu_seqlens_k, *attn_cu_seqlens_k, *seq_lens_kv, *last_token_index;
+  // Rows.
+  int32_t *cu_seqlens_q_output, *seq_lens_output, *batch_id_per_token_output, *logits_indices;
+  MappingOut mapping[kNumMappings];
+  CountsOut counts;
+  int32_t num_padded_tokens;
+};
+
 struct BuildArgs {
   Plan plan;
   Inputs inputs;
@@ -90,11 +170,20 @@ struct BuildArgs {
   int32_t check_kv;      // the sum of D + N may pass its limit
   int32_t short_slots;   // most slots have one token at most, as far as the host can tell
   int32_t vector_loads;  // the lengths are aligned to 16 bytes
+  int32_t simple_rows;   // ids, and group 0's table, have no row lengths, its addresses are pages alone; no slice
+  // Of the tokens' blocks: warps whose slots write their own tokens, and in one launch tokens, a multiple of 128.
+  int32_t warps_per_share, tokens_per_share;
   int32_t num_chunks;
   int32_t shares[kNumRoles];  // blocks per chunk
   int32_t first_block[kNumRoles];
 };
-static_assert(sizeof(BuildArgs) <= 4096, "kernel parameters");
+
+// Both, as a step that may be plain is launched with both.
+struct BuildLaunch {
+  PlainArgs plain;
+  BuildArgs build;
+};
+static_assert(sizeof(BuildLaunch) <= 4096, "kernel parameters");
 
 struct FillRange {
   void* data;
@@ -127,6 +216,8 @@ struct AdvanceArgs {
 
 // All launches return CUDA's own error. `threads` is a multiple of 32.
 cudaError_t LaunchBuild(const BuildArgs& args, int32_t num_blocks, int32_t threads, cudaStream_t stream);
+// For a step that is perhaps a plain one: every role but that of the tokens has one block.
+cudaError_t LaunchPlainBuild(const BuildLaunch& args, int32_t num_blocks, int32_t threads, cudaStream_t stream);
 cudaError_t LaunchFill(const FillArgs& args, cudaStream_t stream);
 cudaError_t LaunchAdvance(const AdvanceArgs& args, cudaStream_t stream);
 cudaError_t LaunchCut(const CutArgs& args, cudaStream_t stream);

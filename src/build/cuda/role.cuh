@@ -5,10 +5,6 @@
 
 namespace fwdmeta {
 
-// Up to this many tiles, rows or tokens per slot the slot's own thread writes them; beyond it, all threads share the
-// entries and find each one's slot by binary search in the prefix sums.
-constexpr uint32_t kOwnerEntries = 4;
-
 struct Range {
   uint32_t begin, end;
   __device__ bool Contains(uint32_t i) const { return i >= begin && i < end; }
@@ -45,7 +41,15 @@ __device__ __forceinline__ uint32_t FindSlot(const uint32_t* prefix, uint32_t co
 template <class T>
 __device__ __forceinline__ void FillThreads(T* array, const Range& range, T value) {
   if (array == nullptr) return;
+#pragma unroll 1
   for (uint32_t i = range.begin + threadIdx.x; i < range.end; i += blockDim.x) array[i] = value;
+}
+
+// Once for each thread block of a grid that reads staged lengths.
+__device__ __forceinline__ void NoteInputsRead(BuilderState* builder, MirrorEntry* entry, int64_t step) {
+  if (atomicInc(&builder->inputs_ticket, gridDim.x - 1) == gridDim.x - 1) {
+    *const_cast<volatile int64_t*>(&entry->inputs_read) = step;
+  }
 }
 
 // One thread block of one role.
@@ -70,9 +74,7 @@ class RoleBlock {
   // before the token role publishes its counters.
   __device__ void InputsRead() {
     if (kChunked || !args_.staged || threadIdx.x != 0) return;
-    if (atomicInc(&args_.builder->inputs_ticket, gridDim.x - 1) == gridDim.x - 1) {
-      *const_cast<volatile int64_t*>(&args_.entry->inputs_read) = args_.step;
-    }
+    NoteInputsRead(args_.builder, args_.entry, args_.step);
   }
 
   // Of numbers without a sign: no flag. But what is put in shared memory before the barrier then depends on the set's

@@ -1,11 +1,11 @@
-// Two mappings: their lists of tiles and the prefix sums of tiles.
+// One mapping: its list of tiles and their prefix sums.
 #pragma once
 
 #include "build/cuda/role.cuh"
 
 namespace fwdmeta {
 
-template <int kItems, bool kChunked, Mapping kFirst, Mapping kSecond>
+template <int kItems, bool kChunked, Mapping kMapping>
 class TilesRole : RoleBlock<kItems, kChunked> {
   using Base = RoleBlock<kItems, kChunked>;
   using Base::args_, Base::shared_, Base::block_, Base::share_, Base::shares_, Base::piece_, Base::pieces_;
@@ -16,76 +16,41 @@ class TilesRole : RoleBlock<kItems, kChunked> {
       : Base(args, shared, role, index) {}
 
   __device__ void Run() {
-    const uint32_t previous[2] = {static_cast<uint32_t>(args_.set->mapping[kFirst]),
-                                  static_cast<uint32_t>(args_.set->mapping[kSecond])};
+    const uint32_t previous = static_cast<uint32_t>(args_.set->mapping[kMapping]);
     block_.Load();
     uint32_t best = 0;
     MlaChunk chunk = {args_.plan.block, 0, 0};
-    if constexpr (kFirst == kDecoder) chunk = block_.ChooseMlaChunk(&best);
-    uint32_t tiles[2][kItems], sum[2] = {0, 0}, to[2], flags = 0;
+    if constexpr (kMapping == kDecoder) chunk = block_.ChooseMlaChunk(&best);
+    uint32_t tiles[kItems], sum = 0, flags = this->Arrived(previous);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      tiles[0][i] = TilesOf<kFirst>(block_.slot[i], chunk);
-      tiles[1][i] = TilesOf<kSecond>(block_.slot[i], chunk);
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        sum[m] += tiles[m][i];
-        if (tiles[m][i] > kOwnerEntries) flags |= kFirstFlag << m;
-      }
+      tiles[i] = TilesOf(block_.slot[i], chunk);
+      sum += tiles[i];
+      if (tiles[i] > kOwnerEntries) flags = kFirstFlag;
     }
-    flags |= this->Arrived(previous[0] | previous[1]);
     block_.PutVerdict(flags);
     block_.PutTokens();
-    to[0] = kFirst == kDecoder ? block_.PutScan(kScanRow, sum[0]) : block_.PutSparseScan(kScanRow, sum[0]);
-    to[1] = block_.PutSparseScan(kScanRow + 1, sum[1]);
+    const uint32_t to = kMapping == kDecoder ? block_.PutScan(kScanRow, sum) : block_.PutSparseScan(kScanRow, sum);
     __syncthreads();
     this->InputsRead();
     const bool last = this->LastToRead();
     const bool good = block_.Good(kSumTokensLow);
-    const int32_t first_quantity =
-        kFirst == kDecoder && best > 0 ? kSumCandidates + static_cast<int32_t>(best) - 1 : kDecoderNumBlocks + kFirst;
-    const Scan scan[2] = {this->FinishScan(good, kScanRow, to[0], sum[0], first_quantity),
-                          this->FinishScan(good, kScanRow + 1, to[1], sum[1], kDecoderNumBlocks + kSecond)};
-    bool by_owner[2];
+    const int32_t quantity = kMapping == kDecoder && best > 0 ? kSumCandidates + static_cast<int32_t>(best) - 1
+                                                              : kDecoderNumBlocks + kMapping;
+    const Scan scan = this->FinishScan(good, kScanRow, to, sum, quantity);
+    if (!good) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      by_owner[m] = (block_.flags() & kFirstFlag << m) == 0;
-      if (!good) {
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) tiles[m][i] = 0;
-      }
-      if (!by_owner[m]) this->SharePrefix(m, scan[m], [&](int i) { return tiles[m][i]; });
+      for (int i = 0; i < kItems; ++i) tiles[i] = 0;
     }
-    if (!by_owner[0] || !by_owner[1]) __syncthreads();
-    StoreMapping<kFirst>(0, scan[0], by_owner[0], tiles[0], previous[0]);
-    StoreMapping<kSecond>(1, scan[1], by_owner[1], tiles[1], previous[1]);
-    if (last) {
-      args_.set->mapping[kFirst] = static_cast<int32_t>(scan[0].all);
-      args_.set->mapping[kSecond] = static_cast<int32_t>(scan[1].all);
-    }
-  }
-
- private:
-  template <Mapping kMapping>
-  __device__ uint32_t TilesOf(const Slot& slot, const MlaChunk& chunk) const {
-    if constexpr (kMapping == kDecoder) return DecoderTiles(args_.plan, slot, chunk);
-    if constexpr (kMapping == kEncoder) return EncoderTiles(args_.plan, slot);
-    if constexpr (kMapping == kKv) return KvTiles(args_.plan, slot);
-    return PreCacheTiles(args_.plan, slot);
-  }
-
-  template <Mapping kMapping>
-  __device__ void StoreMapping(int32_t which, const Scan& scan, bool by_owner, const uint32_t (&tiles)[kItems],
-                               uint32_t previous) {
     constexpr MappingFields kFields = kMappingFields[kMapping];
     int32_t* batch_ids = args_.out.i32(kFields.batch_ids);
     int32_t* tile_ids = args_.out.i32(kFields.tile_ids);
-    this->StoreCu(args_.out.i32(kFields.cu_tiles), scan, [&](int i) { return tiles[i]; });
     const Range range = Piece(scan.before, scan.before + scan.total, share_, shares_, 4);
-    if (by_owner) {
+    if (block_.flags() == 0) {
       uint32_t x = scan.before + scan.exclusive;
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
+#pragma unroll 1
         for (uint32_t tile = 0; tile < tiles[i]; ++tile, ++x) {
           if (!range.Contains(x)) continue;
           if (batch_ids != nullptr) batch_ids[x] = block_.first_slot() + i;
@@ -93,9 +58,11 @@ class TilesRole : RoleBlock<kItems, kChunked> {
         }
       }
     } else {
+      this->SharePrefix(0, scan, [&](int i) { return tiles[i]; });
+      __syncthreads();
       this->StorePairs(batch_ids, tile_ids, range, [&](uint32_t x, const Range& valid, int2(&pair)[4]) {
-        const uint32_t* prefix = shared_.prefix[which];
-        uint32_t slot = this->FindInBlock(which, max(x, valid.begin) - scan.before);
+        const uint32_t* prefix = shared_.prefix[0];
+        uint32_t slot = this->FindInBlock(0, max(x, valid.begin) - scan.before);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (!valid.Contains(x + i)) continue;
@@ -106,8 +73,18 @@ class TilesRole : RoleBlock<kItems, kChunked> {
         }
       });
     }
+    this->StoreCu(args_.out.i32(kFields.cu_tiles), scan, [&](int i) { return tiles[i]; });
     this->ErasePairs(batch_ids, tile_ids, scan.all, previous);
     if (this->HasTail()) this->FillCuTail(args_.out.i32(kFields.cu_tiles), scan);
+    if (last) args_.set->mapping[kMapping] = static_cast<int32_t>(scan.all);
+  }
+
+ private:
+  __device__ uint32_t TilesOf(const Slot& slot, const MlaChunk& chunk) const {
+    if constexpr (kMapping == kDecoder) return DecoderTiles(args_.plan, slot, chunk);
+    if constexpr (kMapping == kEncoder) return EncoderTiles(args_.plan, slot);
+    if constexpr (kMapping == kKv) return KvTiles(args_.plan, slot);
+    return PreCacheTiles(args_.plan, slot);
   }
 };
 
