@@ -867,8 +867,11 @@ class World {
       return;
     }
     FUZZ_CHECK(status == FWDMETA_OK);
-    if (!builder->modelled) return;
-    for (Held& set : builder->sets) set = {Tails(builder->config), 0};
+    for (Held& set : builder->sets) {
+      set.step = 0;
+      set.result.reset();
+      if (builder->modelled) set.result = Tails(builder->config);
+    }
   }
 
   void Info() {
