@@ -1,6 +1,7 @@
 # Sourced by demo.sh, test.sh and the scripts here: installs what is missing, finds the CUDA compiler, configures and
 # builds into build/, or where $build says.
-# Environment: FWDMETA_CUDA=OFF leaves the CUDA backend out even where nvcc is; JOBS sets the number of parallel jobs.
+# Environment: FWDMETA_CUDA=OFF leaves the CUDA backend out even where nvcc is; FWDMETA_WERROR=ON makes warnings errors;
+# JOBS sets the number of parallel jobs.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$root/build
@@ -67,7 +68,7 @@ find_nvcc() {
 
 # configure CMAKE_ARGUMENT...
 configure() {
-  local args=(-S "$root" -B "$build" -G Ninja "$@") nvcc='' cache=$build/CMakeCache.txt
+  local args=(-S "$root" -B "$build" -G Ninja "-DFWDMETA_WERROR=${FWDMETA_WERROR:-OFF}" "$@") nvcc='' cache=$build/CMakeCache.txt
   [ "${FWDMETA_CUDA:-AUTO}" = OFF ] || nvcc=$(find_nvcc)
   if [ -n "$nvcc" ]; then
     say "CUDA compiler: $nvcc"
