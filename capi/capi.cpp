@@ -71,7 +71,7 @@ Status GetCapacities(const fwdmeta_config_t* in, const fwdmeta_capacity_query_t*
   }
   const Plan plan = MakePlan(config, 1);
   const bool cuda =
-      config.backend == FWDMETA_BACKEND_CUDA || (config.backend == FWDMETA_BACKEND_AUTO && fits && CudaAvailable());
+      config.backend == FWDMETA_BACKEND_CUDA || (config.backend == FWDMETA_BACKEND_AUTO && fits && WhyNoCuda() == nullptr);
   const ArenaBytes bytes = cuda ? CudaArenaBytes(config, plan) : HostArenaBytes(config, plan);
   result.device_bytes = bytes.device;
   result.pinned_bytes = bytes.pinned;

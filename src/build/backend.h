@@ -118,8 +118,9 @@ constexpr int64_t kHostBackendSms = 132;  // of an H200, so that its tuning runs
 ArenaBytes HostArenaBytes(const Config& config, const Plan& plan);
 Status CreateHostBackend(const Config& config, const Plan& plan, BackendPtr* out);
 
+// Why no CUDA device can be used; null where one can.
+const char* WhyNoCuda();
 // With no CUDA compiler at build time these answer NO_DEVICE.
-bool CudaAvailable();
 ArenaBytes CudaArenaBytes(const Config& config, const Plan& plan);
 // Resolves config->device and config->num_sms; *plan is made from them.
 Status CreateCudaBackend(Config* config, Plan* plan, BackendPtr* out);

@@ -119,13 +119,14 @@ Status Builder::Make(const fwdmeta_config_t* in, bool of_slice, fwdmeta_builder_
   config.of_slice = of_slice;
   if (config.backend == FWDMETA_BACKEND_AUTO) {
     const bool fits = config.max_batch_size <= kMaxCudaSlots;
-    config.backend = fits && CudaAvailable() ? FWDMETA_BACKEND_CUDA : FWDMETA_BACKEND_HOST;
+    const char* why = fits ? WhyNoCuda() : "max_batch_size passes the CUDA backend's limit";
+    config.backend = why == nullptr ? FWDMETA_BACKEND_CUDA : FWDMETA_BACKEND_HOST;
     if (config.backend == FWDMETA_BACKEND_HOST) {
       static std::atomic<bool> said{false};
-      if (!said.exchange(true))
+      if (!said.exchange(true)) {
         Log(FWDMETA_LOG_WARN,
-            fits ? "no CUDA device can be used; builders use the host backend"
-                 : "max_batch_size passes the CUDA backend's limit; the builder uses the host backend");
+            "the CUDA backend cannot be used (%s); builders that leave the choice open use the host backend", why);
+      }
     }
   }
   if (config.backend == FWDMETA_BACKEND_CUDA) {

@@ -3,7 +3,7 @@
 
 namespace fwdmeta {
 
-bool CudaAvailable() { return false; }
+const char* WhyNoCuda() { return "built without the CUDA backend"; }
 
 ArenaBytes CudaArenaBytes(const Config& config, const Plan& plan) { return HostArenaBytes(config, plan); }
 

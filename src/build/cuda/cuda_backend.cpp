@@ -673,11 +673,13 @@ class CudaBackend final : public Reapable {
 
 }  // namespace
 
-bool CudaAvailable() {
+const char* WhyNoCuda() {
   int count = 0;
-  const bool found = cudaGetDeviceCount(&count) == cudaSuccess && count > 0 && Driver() != nullptr;
+  const cudaError_t error = cudaGetDeviceCount(&count);
   cudaGetLastError();
-  return found;
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  if (count == 0) return "there is none";
+  return Driver() == nullptr ? "the driver lacks what is needed" : nullptr;
 }
 
 ArenaBytes CudaArenaBytes(const Config& config, const Plan& plan) {
