@@ -79,18 +79,22 @@ DeviceContext::~DeviceContext() {
   if (retained_) Driver()->release_primary(device_);
 }
 
-ContextGuard::ContextGuard(const DeviceContext& context) {
+CurrentContext::CurrentContext(const DeviceContext& context) {
   CUcontext current = nullptr;
   if (Driver()->get_current(&current) != CUDA_SUCCESS || current != context.context()) {
     pushed_ = Driver()->push(context.context()) == CUDA_SUCCESS;
   }
-  cudaThreadExchangeStreamCaptureMode(&mode_);
 }
 
-ContextGuard::~ContextGuard() {
-  cudaThreadExchangeStreamCaptureMode(&mode_);
+CurrentContext::~CurrentContext() {
   CUcontext popped;
   if (pushed_) Driver()->pop(&popped);
 }
+
+ContextGuard::ContextGuard(const DeviceContext& context) : current_(context) {
+  cudaThreadExchangeStreamCaptureMode(&mode_);
+}
+
+ContextGuard::~ContextGuard() { cudaThreadExchangeStreamCaptureMode(&mode_); }
 
 }  // namespace fwdmeta

@@ -49,8 +49,20 @@ class DeviceContext {
   bool retained_ = false;
 };
 
-// Makes the context current for its own life, and lets calls that a capture would forbid pass, as none of them touches
-// a captured stream.
+// Makes the context current for its own life.
+class CurrentContext {
+ public:
+  explicit CurrentContext(const DeviceContext& context);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+// Likewise, and lets calls that a capture would forbid pass, as none of them touches a captured stream. Launches, events
+// and questions about captures need no such leave.
 class ContextGuard {
  public:
   explicit ContextGuard(const DeviceContext& context);
@@ -59,7 +71,7 @@ class ContextGuard {
   ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
-  bool pushed_ = false;
+  CurrentContext current_;
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 

@@ -43,8 +43,8 @@ class CountsRole : RoleBlock<kItems, kChunked> {
 
   // Lane i of the first warp brings up word i of the CountsBlock, which is quantity i for most.
   __device__ void Run() {
-    step_ = args_.step;
-    if (args_.captured) step_ = args_.builder->replays + 1;
+    before_ = args_.step - 1;
+    if (args_.captured) before_ = args_.builder->replays;
     const bool search = SearchesMlaChunk(args_.plan, args_.inputs.batch_size);
     if constexpr (!kChunked) {
       block_.Load();
@@ -103,8 +103,9 @@ class CountsRole : RoleBlock<kItems, kChunked> {
  private:
   // Lane i of the first warp brings word i of the step's CountsBlock.
   __device__ void Publish(uint32_t word) {
-    if (args_.captured && LaneId() == 0) args_.builder->replays = step_;
-    PublishCounts(word, step_, args_.captured ? &args_.mirror->replay : args_.entry, args_.staged,
+    const int64_t step = before_ + 1;  // not sooner: here alone the load has to have arrived
+    if (args_.captured && LaneId() == 0) args_.builder->replays = step;
+    PublishCounts(word, step, args_.captured ? &args_.mirror->replay : args_.entry, args_.staged,
                   MakeCountsOut(args_.out));
   }
 
@@ -194,7 +195,7 @@ class CountsRole : RoleBlock<kItems, kChunked> {
     return shared_.found;
   }
 
-  int64_t step_;
+  int64_t before_;
 };
 
 }  // namespace fwdmeta

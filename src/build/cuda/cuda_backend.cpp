@@ -101,7 +101,7 @@ class CudaBackend final : public Reapable {
   int32_t* advance_counts() const override { return builder_state_->advance_counts; }
 
   Status IsCapturing(fwdmeta_stream_t stream, bool* capturing) override {
-    ContextGuard guard(context_);
+    CurrentContext guard(context_);
     cudaStreamCaptureStatus status;
     const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
     if (error != cudaSuccess) return StreamFail(stream, error, "cudaStreamIsCapturing");
@@ -150,7 +150,7 @@ class CudaBackend final : public Reapable {
   }
 
   Status Build(const BuildRequest& request) override {
-    ContextGuard guard(context_);
+    CurrentContext guard(context_);
     const cudaStream_t stream = static_cast<cudaStream_t>(request.stream);
     BuildLaunch launch;
     std::memcpy(&launch, &prepared_[request.generation], sizeof(launch));

@@ -16,8 +16,8 @@ class PlainBlock {
       : args_(args), shared_(shared) {}
 
   __device__ __forceinline__ bool RunCounts() {
-    int64_t step = args_.step;
-    if (args_.captured) step = args_.builder->replays + 1;
+    int64_t before = args_.step - 1;
+    if (args_.captured) before = args_.builder->replays;
     const uint32_t place = Load(0);
     const uint32_t most = WarpMax(decoder_in_array_), most_live = WarpMax(decoder_), sum = WarpSum(decoder_);
     if (LaneId() == 0) {
@@ -44,6 +44,7 @@ class PlainBlock {
     if (lane == kMaxKv) word = longest;
     if (lane == kMaxDecodeDecoder) word = cached;
     if (lane == kMaxCachedKv) word = cached > 0 ? longest : 0;
+    const int64_t step = before + 1;  // not sooner: here alone the load has to have arrived
     if (args_.captured && lane == 0) args_.builder->replays = step;
     PublishCounts(word, step, args_.entry, args_.staged, args_.counts);
     return true;
@@ -138,9 +139,9 @@ class PlainBlock {
     const bool first_thread = threadIdx.x == 0;
     const uint32_t previous = static_cast<uint32_t>(args_.set->tokens);
     uint32_t clamped = 0;
-    int64_t step = args_.step;
+    int64_t before = args_.step - 1;
     if (first_thread) clamped = args_.builder->clamped;
-    if (first_thread && args_.captured) step = args_.builder->token_replays + 1;
+    if (first_thread && args_.captured) before = args_.builder->token_replays;
     const uint32_t place = Load(previous);
     const uint32_t wants = args_.wants;
     const int32_t slot = static_cast<int32_t>(threadIdx.x);
@@ -181,7 +182,7 @@ class PlainBlock {
       if ((wants & kOtherGroups) != 0) bad_slots += StoreOtherGroups(general, x, slot, decoder_);
     }
     if (live_slots_ < previous) PadTokens(general, Piece(live_slots_, previous, index, args_.token_blocks, 128));
-    FinishTokens({args_.builder, args_.set, args_.entry, step, args_.counts.counts, args_.captured, args_.token_blocks},
+    FinishTokens({args_.builder, args_.set, args_.entry, before + 1, args_.counts.counts, args_.captured, args_.token_blocks},
                  bad_slots, bad_id, live_slots_, clamped != 0);
     return true;
   }

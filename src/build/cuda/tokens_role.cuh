@@ -102,9 +102,9 @@ class TokensRole : RoleBlock<kItems, kChunked> {
     const uint32_t previous = args_.set->tokens;
     // Loads that nothing waits for until the end.
     uint32_t clamped = 0;
-    int64_t step = args_.step;
+    int64_t before = args_.step - 1;
     if (threadIdx.x == 0) clamped = args_.builder->clamped;
-    if (threadIdx.x == 0 && args_.captured) step = args_.builder->token_replays + 1;
+    if (threadIdx.x == 0 && args_.captured) before = args_.builder->token_replays;
     has_slots_ = args_.out.slot_mapping[0] != nullptr;
     wants_ids_ = args_.out.i64(FWDMETA_FIELD_IDS_REMOVE_PADDING) != nullptr;
     has_ids_ = wants_ids_ && (args_.inputs.input_ids.data != nullptr || args_.inputs.draft_tokens.data != nullptr);
@@ -153,7 +153,7 @@ class TokensRole : RoleBlock<kItems, kChunked> {
       StoreTokens(ShareOf(scan), scan.before);
     }
     if (previous > scan.all) PadTokens(args_, Piece(scan.all, previous, piece_, pieces_, kRunTokens));
-    FinishTokens({args_.builder, args_.set, args_.captured ? &args_.mirror->replay : args_.entry, step,
+    FinishTokens({args_.builder, args_.set, args_.captured ? &args_.mirror->replay : args_.entry, before + 1,
                   args_.out.i32(FWDMETA_FIELD_COUNTS), args_.captured, pieces_},
                  bad_slots_, bad_ids_, scan.all, clamped != 0 && good);
   }
