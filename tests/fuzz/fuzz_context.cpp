@@ -14,6 +14,10 @@
 namespace fwdmeta_fuzz {
 namespace {
 
+// What fields of a context borrow.
+const int64_t kCounts[4] = {3, 0, 2, 1};
+const uint8_t kPadding[4] = {};
+
 using Ints = std::vector<int32_t>;
 
 // ---- dispatchers
@@ -788,8 +792,6 @@ class Contexts {
   }
 
   void Fields() {
-    static const int64_t kCounts[4] = {3, 0, 2, 1};
-    static const uint8_t kPadding[4] = {};
     const int32_t number = bytes_.OneIn(4) ? bytes_.Number32() : static_cast<int32_t>(bytes_.Int(0, 3));
     switch (bytes_.Byte() % 5) {
       case 0:
